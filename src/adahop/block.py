@@ -1,0 +1,55 @@
+"""Block: the messages of one layer, src -> dst."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Block(NamedTuple):
+    """Messages of one layer; the model owes sum over edges of weight * scale * h[src] to each target.
+
+    Edges are grouped by target: `ptr[i]:ptr[i + 1]` are target i's. A named tuple survives `Data.to()` and pinning.
+    """
+
+    n_id: Tensor  # [S] global node ids; the first num_dst are the targets
+    num_dst: int
+    edge_index: Tensor  # [2, M] local ids, sources and targets
+    e_id: Tensor  # [M] the edge in the user's own order
+    weight: Tensor  # [M] a: the graph's weight of the edge
+    prob: Tensor  # [M] q with replacement, else the inclusion probability; 1 where nothing was left to chance
+    scale: Tensor  # [M] the factor that makes the estimate unbiased
+    ptr: Tensor  # [num_dst + 1]
+    pos: Tensor  # [M] the edge's place in the graph's CSR: the address of per-edge state
+
+    @property
+    def src(self) -> Tensor:
+        return self.edge_index[0]
+
+    @property
+    def dst(self) -> Tensor:
+        return self.edge_index[1]
+
+    @property
+    def num_src(self) -> int:
+        return self.n_id.numel()
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    def is_self(self) -> Tensor:
+        """[M] whether the edge is a self-loop."""
+        return self.n_id[self.src] == self.n_id[self.dst]
+
+    def drawn(self) -> Tensor:
+        """[M] whether chance had a part in the edge being here."""
+        return self.prob < 1
+
+
+def expand(ptr: Tensor, num_edges: int) -> Tensor:
+    """The target of every edge, from the pointer of each target's edges."""
+    rows = torch.arange(ptr.numel() - 1, device=ptr.device)
+    return torch.repeat_interleave(rows, ptr.diff(), output_size=num_edges)

@@ -1,0 +1,55 @@
+"""Estimators: how the sum over all neighbours is formed from the sampled ones. They know nothing of who drew."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adahop import ops
+from adahop.block import Block
+from adahop.ops import segment_max, segment_sum
+
+ATTENTION = ("self-normalised", "paper", "softmax")
+
+
+def gather(h: Tensor, block: Block, coef: Tensor) -> Tensor:
+    """sum over a target's edges of coef * h[src]; h [S, C] with coef [M], or [S, H, C] with [M, H]."""
+    return ops.gather_sum(h, block.src, block.dst, coef, block.ptr)
+
+
+def plain(h: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """Horvitz-Thompson: sum of weight * scale * h. Returns the sum and the coefficients."""
+    coef = block.weight * block.scale
+    return gather(h, block, coef), coef
+
+
+def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Tensor:
+    """Coefficients a * scale of attention weights a = softmax(score), from the scores [M, H] of the sampled edges alone.
+
+    "self-normalised" (Hajek): e^score scale / sum e^score scale, consistent for any draw.
+    "paper": a' = (sum over S of q) softmax over S (Sec. 5.3), with q summing to 1 for every draw, times scale. A
+    target's own edge is known exactly, so it joins the normaliser instead of the sample.
+    "softmax": over the sample as if it were everyone; biased.
+    """
+    n, row = block.num_dst, block.dst
+    raw = (score - segment_max(score.detach(), row, n)[row]).exp()
+    scale = block.scale.unsqueeze(-1)
+    if form == "softmax":
+        return raw / segment_sum(raw, row, n)[row]
+    if form == "self-normalised":
+        raw = raw * scale
+        return raw / segment_sum(raw, row, n).clamp(min=1e-30)[row]
+    own = block.is_self() | (block.scale == 0)
+    others = raw.masked_fill(own.unsqueeze(-1), 0.0)
+    k = segment_sum((~own).to(raw.dtype), row, n)
+    q = torch.where(own, torch.zeros_like(block.scale), 1.0 / (k[row] * block.scale).clamp(min=1e-30))
+    share = segment_sum(q, row, n).clamp(min=1e-30).unsqueeze(-1)  # stands for the sampled part of the full normaliser
+    total = segment_sum(raw - others, row, n) + segment_sum(others, row, n) / share
+    return raw * scale / total.clamp(min=1e-30)[row]
+
+
+def energies(h: Tensor, block: Block, coef: Tensor) -> Tensor:
+    """|coef h[src]|^2 of every edge, heads summed."""
+    norm = h.detach().square().sum(-1)
+    square = coef.detach().square()
+    return square * norm[block.src] if square.dim() == 1 else (square * norm[block.src]).sum(-1)

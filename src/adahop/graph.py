@@ -1,0 +1,211 @@
+"""Graph: in-edges as CSR, checked once at the door."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, in_range, one_of, whole
+
+
+class Graph:
+    """In-edges in CSR. Node i's neighbours are `indices[indptr[i]:indptr[i + 1]]`, each an edge j -> i.
+
+    Within a node's segment its self-loops come first and `first[i]` is the place of its first true neighbour.
+    `eid` maps a place in the CSR to the user's own edge order (None: they are the same). `weight` None: all ones.
+
+    >>> g = Graph.from_edge_index([[0, 1, 2], [2, 2, 0]])
+    >>> g.num_nodes, g.num_edges, g.degree().tolist()
+    (3, 3, [1, 0, 2])
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, weight: Tensor | None, eid: Tensor | None, first: Tensor):
+        self.indptr, self.indices, self.weight, self.eid, self.first = indptr, indices, weight, eid, first
+
+    # --- the doors -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_csr(cls, indptr: Any, indices: Any, weight: Any = None) -> Graph:
+        """Rows are targets: `indices[indptr[i]:indptr[i + 1]]` are the sources of node i's in-edges."""
+        indptr, indices = whole(indptr, "indptr"), whole(indices, "indices")
+        if indptr.numel() == 0 or int(indptr[0]) != 0:
+            raise InputError(f"`indptr` must start with 0, got {indptr[:1].tolist()}")
+        if bool((indptr[1:] < indptr[:-1]).any()):
+            at = int((indptr[1:] < indptr[:-1]).nonzero()[0]) + 1
+            raise InputError(
+                f"`indptr` must not decrease, got indptr[{at}] = {int(indptr[at])} after {int(indptr[at - 1])}"
+            )
+        if int(indptr[-1]) != indices.numel():
+            raise InputError(f"`indptr` must end with the number of edges, {indices.numel()}, got {int(indptr[-1])}")
+        n = indptr.numel() - 1
+        in_range(indices, n, "indices")
+        weight = None if weight is None else edge_weights(weight, indices.numel())
+        dst = torch.repeat_interleave(torch.arange(n, device=indptr.device), indptr.diff())
+        return cls._build(n, indices, dst, weight, ordered=True)
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Any, weight: Any = None, num_nodes: int | None = None) -> Graph:
+        """`edge_index` [2, E] as in PyG: row 0 sources, row 1 targets, in any order, parallel edges allowed."""
+        ei = as_tensor(edge_index, "edge_index")
+        if ei.numel() == 0:
+            ei = ei.reshape(2, 0).long()
+        if ei.dim() != 2 or ei.shape[0] != 2:
+            raise InputError(f"`edge_index` must have shape [2, E], got {tuple(ei.shape)}")
+        if ei.is_floating_point() or ei.is_complex() or ei.dtype == torch.bool:
+            raise KindError(f"`edge_index` must hold whole numbers, got dtype {ei.dtype}")
+        src, dst = ei[0].long(), ei[1].long()
+        if num_nodes is None:
+            num_nodes = int(ei.max()) + 1 if ei.numel() else 0
+        n = count(num_nodes, 0, "num_nodes")
+        in_range(src, n, "edge_index[0]")
+        in_range(dst, n, "edge_index[1]")
+        weight = None if weight is None else edge_weights(weight, src.numel())
+        return cls._build(n, src, dst, weight, ordered=False)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Graph:
+        """A square scipy matrix A with A[i, j] the weight of edge j -> i, so that `A @ h` is the full sum."""
+        if getattr(matrix, "ndim", 0) != 2 or matrix.shape[0] != matrix.shape[1] or not hasattr(matrix, "tocsr"):
+            raise InputError(f"`matrix` must be a square scipy sparse matrix, got {getattr(matrix, 'shape', matrix)}")
+        a = matrix.tocsr()
+        return cls.from_csr(a.indptr, a.indices, a.data)
+
+    @classmethod
+    def from_data(cls, data: Any) -> Graph:
+        """The graph of a PyG `Data`; `edge_weight`, where there is one, becomes the weight."""
+        if type(data).__name__ == "HeteroData":
+            raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
+        if getattr(data, "edge_index", None) is None:
+            raise InputError("`data` must have an `edge_index`, got none")
+        weight = getattr(data, "edge_weight", None)
+        return cls.from_edge_index(data.edge_index, weight, num_nodes=data.num_nodes)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Graph:
+        """`indptr`, `indices` and, where present, `weight` of a `.npz` file."""
+        try:
+            with np.load(path, allow_pickle=False) as z:
+                arrays = {k: z[k] for k in ("indptr", "indices", "weight") if k in z.files}
+        except FileNotFoundError:
+            raise InputError(f"`path` must be an existing .npz file, got {path}") from None
+        except Exception as e:
+            raise InputError(f"`path` must be a readable .npz file, got {path} ({type(e).__name__}: {e})") from None
+        if "indptr" not in arrays or "indices" not in arrays:
+            raise InputError(f"{path} must hold the arrays indptr and indices, got {sorted(arrays)}")
+        return cls.from_csr(arrays["indptr"], arrays["indices"], arrays.get("weight"))
+
+    @classmethod
+    def _build(cls, n: int, src: Tensor, dst: Tensor, weight: Tensor | None, ordered: bool) -> Graph:
+        """Group by target (stable), self-loops first in each group."""
+        loop = src == dst
+        order = None
+        if bool(loop.any()) or not (ordered or bool((dst[1:] >= dst[:-1]).all())):
+            order = torch.argsort(2 * dst + (~loop), stable=True)
+            src, weight = src[order], None if weight is None else weight[order]
+        degree = torch.bincount(dst, minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
+        loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
+        indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+        return cls(indptr, _small(src, n), weight, _small(order, src.numel()), indptr[:-1] + loops)
+
+    # --- what it knows ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.indptr.device
+
+    def degree(self) -> Tensor:
+        """In-degree, self-loops and parallel edges counted."""
+        return self.indptr.diff()
+
+    def dst(self) -> Tensor:
+        """The target of every place in the CSR."""
+        return torch.repeat_interleave(torch.arange(self.num_nodes, device=self.device), self.degree())
+
+    def edge_index(self) -> Tensor:
+        """[2, E] in the user's own edge order (self-loops added by `normalized` last)."""
+        ours = torch.stack([self.indices.long(), self.dst()])
+        if self.eid is None:
+            return ours
+        out = torch.empty_like(ours)
+        out[:, self.eid.long()] = ours
+        return out
+
+    def edge_weight(self) -> Tensor:
+        """One weight a place in the CSR."""
+        return self.weight if self.weight is not None else torch.ones(self.num_edges, device=self.device)
+
+    def normalized(self, kind: str | None = "row", self_loops: bool = True) -> Graph:
+        """Weights of A + I (or A), divided by the row sums ("row"), by both roots ("sym"), or left (None).
+
+        The self-loop added to node i has edge id E + i, as if appended to the user's list.
+        """
+        if kind is not None:
+            one_of(kind, ("row", "sym"), "kind")
+        g = self._with_loops() if self_loops else self
+        if kind is None:
+            return g
+        weight, dst = g.edge_weight().double(), g.dst()
+        total = torch.zeros(g.num_nodes, dtype=torch.double, device=g.device).index_add_(0, dst, weight)
+        if kind == "row":
+            weight = weight / total.clamp(min=1e-300)[dst]
+        else:
+            root = total.rsqrt().masked_fill(total == 0, 0.0)
+            weight = weight * root[dst] * root[g.indices.long()]
+        return Graph(g.indptr, g.indices, weight.float(), g.eid, g.first)
+
+    def _with_loops(self) -> Graph:
+        n, m, dst = self.num_nodes, self.num_edges, self.dst()
+        nodes = torch.arange(n, device=self.device)
+        old = torch.arange(m, device=self.device) + dst + 1  # every node's segment moves by the loops before it
+        new = self.indptr[:-1] + nodes
+        indices = torch.empty(m + n, dtype=self.indices.dtype, device=self.device)
+        indices[new], indices[old] = nodes.to(indices.dtype), self.indices
+        eid = torch.empty(m + n, dtype=torch.int32 if m + n < 2**31 else torch.int64, device=self.device)
+        eid[new] = (m + nodes).to(eid.dtype)
+        eid[old] = (torch.arange(m, device=self.device) if self.eid is None else self.eid).to(eid.dtype)
+        weight = None
+        if self.weight is not None:
+            weight = torch.empty(m + n, device=self.device)
+            weight[new], weight[old] = 1.0, self.weight
+        steps = torch.arange(n + 1, device=self.device)
+        return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1)
+
+    def hash(self) -> str:
+        """A name for the content: equal graphs, equal hashes."""
+        h = hashlib.blake2b(digest_size=16)
+        for name, t in self._tensors():
+            h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
+            h.update(t.detach().cpu().contiguous().numpy().tobytes())
+        return h.hexdigest()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        moved = {k: t.to(device, non_blocking=non_blocking) for k, t in self._tensors()}
+        return Graph(**{k: moved.get(k) for k in ("indptr", "indices", "weight", "eid", "first")})  # type: ignore[arg-type]
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in ("indptr", "indices", "weight", "eid", "first"):
+            t = getattr(self, name)
+            if t is not None:
+                yield name, t
+
+    def __repr__(self) -> str:
+        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={self.weight is not None})"
+
+
+def _small(ids: Tensor | None, n: int) -> Tensor | None:
+    """int32 where ids below n fit."""
+    return ids if ids is None else ids.to(torch.int32 if n < 2**31 else torch.int64)

@@ -1,0 +1,69 @@
+"""The one list: a method's name, and the sampler, policy, draw and estimator behind it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adahop.checks import InputError, one_of
+from adahop.graph import Graph
+from adahop.policies import POLICIES
+from adahop.samplers import NeighborSampler, Sampler
+
+Build = Callable[..., Sampler]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named preset. `state` says what it keeps, in words and bytes; `models` which models it can serve."""
+
+    name: str
+    family: str  # node-wise, layer-wise or subgraph
+    unbiased: bool
+    state: str
+    build: Build
+    options: dict[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ("gcn", "sage", "gat", "geniepath")
+    why_not: str = ""  # one sentence for the models left out
+
+
+def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "uniform", draw: str = "multinomial",
+              **options: Any) -> NeighborSampler:  # fmt: skip
+    """Any policy with any draw; what is left of the options is the policy's."""
+    kind = POLICIES[one_of(policy, POLICIES, "policy")]
+    known = [p for p in inspect.signature(kind.__init__).parameters if p not in ("self", "graph", "layers")]
+    for name in options:
+        if name not in known:
+            raise InputError(f"an option of policy '{policy}' must be one of {known or 'none'}, got '{name}'")
+    sampler = NeighborSampler(graph, sizes, None, draw, seed)
+    sampler.policy = kind(graph, len(sampler.sizes), **options)
+    return sampler
+
+
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in [
+        Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
+        Method("bs", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise, {"policy": "exp3"}),
+        Method("bs.m", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise,
+               {"policy": "exp3m", "draw": "depround"}),
+    ]
+}  # fmt: skip
+
+
+def make(method: str, graph: Graph, sizes: Sequence[int], seed: int = 0, **options: Any) -> Sampler:
+    """A sampler by its method's name; options override the preset's, so that the parts combine freely.
+
+    >>> sampler = make("bs", Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), sizes=[2], draw="systematic")
+    >>> [block.num_dst for block in sampler.sample([0])]
+    [1]
+    """
+    preset = METHODS[one_of(method, METHODS, "method")]
+    merged = {**preset.options, **options}
+    known = inspect.signature(preset.build).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        for name in options:
+            one_of(name, [p for p in known if p not in ("graph", "sizes", "seed")], f"{method}'s option")
+    return preset.build(graph, sizes, seed=seed, **merged)

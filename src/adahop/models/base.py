@@ -1,0 +1,171 @@
+"""GNN: a stack of convolutions over blocks, plain or residual, and exact inference over the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from adahop.block import Block, expand
+from adahop.checks import between, count, one_of
+from adahop.estimators import energies
+from adahop.graph import Graph
+
+State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
+
+
+class Conv(nn.Module):
+    """One layer: from h of the sources, and of the targets, to the targets' new h.
+
+    `self.speak` tells a watching sampler the energies; it costs nothing while nobody watches.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watcher: Callable[[Tensor], None] | None = None
+
+    def speak(self, h: Tensor, block: Block, coef: Tensor) -> None:
+        if self.watcher is not None:
+            self.watcher(energies(h, block, coef))
+
+    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
+        raise NotImplementedError
+
+
+class GNN(nn.Module):
+    """arch="plain": h <- act(conv(h)), the last layer gives the outputs (Kipf).
+
+    arch="residual": z = linear(x), h <- tanh(conv(h) + z), outputs linear(h) (the skeleton of the paper's own code).
+    `graph` says how the model wants its graph normalised: (kind, self_loops).
+    """
+
+    graph: tuple[str, bool] = ("row", True)
+    activation = staticmethod(torch.relu)
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        layers: int = 2,
+        arch: str = "residual",
+        dropout: float = 0.0,
+        **options: Any,
+    ):
+        super().__init__()
+        self.arch = one_of(arch, ("plain", "residual"), "arch")
+        self.dropout = between(dropout, 0.0, 0.999, "dropout")
+        inputs, hidden, outputs = (
+            count(v, 1, w)
+            for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
+        )
+        count(layers, 1, "layers")
+        self.encoder: nn.Module | None = None
+        self.decoder: nn.Module | None = None
+        if self.wraps():
+            self.encoder, self.decoder = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+            widths = [hidden] * (layers + 1)
+        else:
+            widths = [inputs] + [hidden] * (layers - 1) + [outputs]
+        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        last = len(pairs) - 1
+        self.convs = nn.ModuleList(
+            self.conv(a, b, not self.wraps() and i == last, **options) for i, (a, b) in enumerate(pairs)
+        )
+
+    def wraps(self) -> bool:
+        """Whether linear layers stand before and after the convolutions."""
+        return self.arch == "residual"
+
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
+        raise NotImplementedError
+
+    # --- a batch ---------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Any) -> Tensor:
+        """Outputs for the targets of the last block, from `batch.x` and `batch.blocks`."""
+        h, state = self.encode(batch.x)
+        for layer, block in enumerate(batch.blocks):
+            n = block.num_dst
+            h, state = self.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
+        return self.decode(h)
+
+    def drop(self, h: Tensor) -> Tensor:
+        return dropout(h, self.dropout, self.training) if self.dropout else h
+
+    def encode(self, x: Tensor) -> tuple[Tensor, State]:
+        x = self.drop(x)
+        if self.encoder is None:
+            return x, {}
+        z = self.encoder(x)
+        return z, {"z": z} if self.arch == "residual" else {}
+
+    def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
+        """One layer for the targets `own` and what they carry."""
+        if layer > 0:
+            h = self.drop(h)
+            own = h[: block.num_dst] if self.training else own
+        out = self.convs[layer](h, own, block)
+        return self.act(layer, out, state), state
+
+    def act(self, layer: int, out: Tensor, state: State) -> Tensor:
+        if self.arch == "residual":
+            return torch.tanh(out + state["z"])
+        return out if self.decoder is None and layer == len(self.convs) - 1 else self.activation(out)
+
+    def decode(self, h: Tensor) -> Tensor:
+        return h if self.decoder is None else self.decoder(self.drop(h))
+
+    # --- the whole graph -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def inference(self, graph: Graph, x: Tensor, edges: int = 1 << 20) -> Tensor:
+        """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time."""
+        was, _ = self.training, self.eval()
+        try:
+            h, state = self._encode_all(x)
+            cuts = node_chunks(graph, edges)
+            for layer in range(len(self.convs)):
+                parts, kept = [], []
+                for a, b in cuts:
+                    carried = {k: v[a:b] for k, v in state.items()}
+                    out, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
+                    parts.append(out)
+                    kept.append(carried)
+                h, state = torch.cat(parts), {k: torch.cat([s[k] for s in kept]) for k in state}
+            return torch.cat([self.decode(part) for part in h.split(1 << 16)]) if len(h) else self.decode(h)
+        finally:
+            self.train(was)
+
+    def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
+        if self.encoder is None or len(x) == 0:
+            return self.encode(x)
+        parts = [self.encode(rows) for rows in x.split(1 << 14)]
+        keys = parts[0][1]
+        return torch.cat([p[0] for p in parts]), {k: torch.cat([p[1][k] for p in parts]) for k in keys}
+
+
+def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
+    """Ranges of nodes with about `edges` in-edges each."""
+    n = graph.num_nodes
+    cost = graph.indptr + torch.arange(n + 1, device=graph.device)
+    marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
+    cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+def full_block(graph: Graph, a: int, b: int) -> Block:
+    """All in-edges of the nodes a..b; sources keep their global ids."""
+    lo, hi = int(graph.indptr[a]), int(graph.indptr[b])
+    src = graph.indices[lo:hi].long()
+    ptr = graph.indptr[a : b + 1] - lo
+    one = torch.ones(hi - lo, device=graph.device)
+    weight = one if graph.weight is None else graph.weight[lo:hi]
+    pos = torch.arange(lo, hi, device=graph.device)
+    e_id = pos if graph.eid is None else graph.eid[lo:hi].long()
+    everyone = torch.arange(graph.num_nodes, device=graph.device)
+    edge_index = torch.stack([src, expand(ptr, hi - lo)])
+    return Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos)

@@ -1,0 +1,67 @@
+"""GCN and GraphSAGE-mean: fixed weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adahop.block import Block
+from adahop.estimators import plain
+from adahop.models.base import GNN, Conv
+
+
+class GCNConv(Conv):
+    """W sum a_ij h_j + b, summed on the narrower side of W."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
+        weight, bias = self.linear.weight, self.linear.bias
+        narrow = weight.shape[0] < weight.shape[1]
+        if narrow:
+            h = h @ weight.t()
+        out, coef = plain(h, block)
+        self.speak(h, block, coef)
+        return (out if narrow else out @ weight.t()) + bias
+
+
+class GCN(GNN):
+    """Graph convolutional network (Kipf and Welling 2017), row- or symmetric-normalised A + I."""
+
+    def __init__(self, *args: Any, norm: str = "row", **options: Any):
+        super().__init__(*args, **options)
+        self.graph = (norm, True)
+
+    def conv(self, inputs: int, outputs: int, last: bool) -> Conv:
+        return GCNConv(inputs, outputs)
+
+
+class SAGEConv(Conv):
+    """W1 h_i + W2 mean of h_j + b."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.own, self.others = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
+        weight = self.others.weight
+        narrow = weight.shape[0] < weight.shape[1]
+        if narrow:
+            h = h @ weight.t()
+        out, coef = plain(h, block)
+        self.speak(h, block, coef)
+        return self.own(own) + (out if narrow else out @ weight.t())
+
+
+class SAGE(GNN):
+    """GraphSAGE with the mean aggregator (Hamilton et al. 2017); the node itself has a weight of its own."""
+
+    graph = ("row", False)
+    activation = staticmethod(torch.relu)
+
+    def conv(self, inputs: int, outputs: int, last: bool) -> Conv:
+        return SAGEConv(inputs, outputs)

@@ -1,0 +1,107 @@
+"""Relabelling, the weighted sum of messages, and policy updates on the CPU."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+
+@nb.njit(nogil=True, cache=True)
+def relabel(dst, pos, indices, eid, local_of, n_id, local, e_id):
+    """Number targets first, then sources as they first appear; `local_of` is -1 everywhere before and after."""
+    n = dst.shape[0]
+    for i in range(n):
+        n_id[i] = dst[i]
+        if local_of[dst[i]] < 0:
+            local_of[dst[i]] = i
+    for e in range(pos.shape[0]):
+        v = indices[pos[e]]
+        e_id[e] = eid[pos[e]] if eid.shape[0] > 0 else pos[e]
+        if local_of[v] < 0:
+            local_of[v] = n
+            n_id[n] = v
+            n += 1
+        local[e] = local_of[v]
+    for i in range(n):
+        local_of[n_id[i]] = -1
+    return n
+
+
+@nb.njit(nogil=True, cache=True)
+def gather_sum(lo, hi, h, src, coef, ptr, out):
+    heads, width = h.shape[1], h.shape[2]
+    for i in range(lo, hi):
+        for a in range(heads):
+            for c in range(width):
+                out[i, a, c] = 0.0
+        for e in range(ptr[i], ptr[i + 1]):
+            s = src[e]
+            for a in range(heads):
+                x = coef[e, a]
+                for c in range(width):
+                    out[i, a, c] += x * h[s, a, c]
+
+
+@nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def edge_dot(lo, hi, h, src, grad, dst, out):
+    """out[e] = <grad[dst], h[src]> a head."""
+    heads, width = h.shape[1], h.shape[2]
+    for e in range(lo, hi):
+        s, d = src[e], dst[e]
+        for a in range(heads):
+            x = np.float32(0.0)
+            for c in range(width):
+                x += grad[d, a, c] * h[s, a, c]
+            out[e, a] = x
+
+
+@nb.njit(nogil=True, cache=True)
+def transpose(src, dst, coef, ptr, out_dst, out_coef):
+    """Group the edges by source (stable): ptr [S + 1], and each edge's target and coefficient in that order."""
+    n = ptr.shape[0] - 1
+    for i in range(n + 1):
+        ptr[i] = 0
+    for e in range(src.shape[0]):
+        ptr[src[e] + 1] += 1
+    for i in range(n):
+        ptr[i + 1] += ptr[i]
+    at = ptr[:-1].copy()
+    for e in range(src.shape[0]):
+        o = at[src[e]]
+        at[src[e]] += 1
+        out_dst[o] = dst[e]
+        for a in range(coef.shape[1]):
+            out_coef[o, a] = coef[e, a]
+
+
+HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a log-weight outside [LOW, HIGH] has its segment centred again, to [-SPAN, 0]
+
+
+@nb.njit(nogil=True, cache=True)
+def add_log_weights(lo, hi, dst, ptr, pos, gain, first, indptr, log_weight):
+    """log_weight[pos] += gain, a target at a time; a segment that left [LOW, HIGH] is centred again."""
+    for t in range(lo, hi):
+        out = False
+        for e in range(ptr[t], ptr[t + 1]):
+            x = log_weight[pos[e]] + gain[e]
+            log_weight[pos[e]] = x
+            out = out or x > HIGH or x < LOW
+        if out:
+            v = dst[t]
+            top = -np.inf
+            for j in range(first[v], indptr[v + 1]):
+                top = max(top, log_weight[j])
+            for j in range(first[v], indptr[v + 1]):
+                log_weight[j] = max(log_weight[j] - top, -SPAN)
+
+
+@nb.njit(nogil=True, cache=True)
+def repeated(dst, mark):
+    """Whether an id comes twice; `mark` is -1 everywhere before and after."""
+    twice = False
+    for i in range(dst.shape[0]):
+        twice = twice or mark[dst[i]] >= 0
+        mark[dst[i]] = i
+    for i in range(dst.shape[0]):
+        mark[dst[i]] = -1
+    return twice

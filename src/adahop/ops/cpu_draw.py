@@ -1,0 +1,231 @@
+"""Draws on the CPU: for each target, which places of its segment, with which probability and scale."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from adahop.ops.random import base, draw_below, draw_unit
+
+MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
+UNIFORM, EDGE, EDGE_LOG = 0, 1, 2  # how the odds of an edge are given
+SHUFFLE = 1 << 32  # counters for shuffling, away from those for drawing
+FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
+
+
+@nb.njit(nogil=True, cache=True)
+def fill_odds(w, idx, a, n, form, edge, node, indices, eta):
+    """w[:m], idx[:m]: the odds and offsets of those that can come at all; their number m."""
+    top = 0.0
+    if form == EDGE_LOG:
+        top = -np.inf
+        for j in range(n):
+            top = max(top, np.float64(edge[a + j]))
+    m = 0
+    best = 0.0
+    for j in range(n):
+        x = 1.0
+        if form == EDGE_LOG:
+            x = np.exp(np.float64(edge[a + j]) - top)
+        elif form == EDGE:
+            x = np.float64(edge[a + j])
+        if node.shape[0] > 0:
+            x *= np.float64(node[indices[a + j]])
+        if x > 0.0 or eta > 0.0:
+            w[m] = x
+            idx[m] = j
+            m += 1
+            best = max(best, x)
+    low = best * FLOOR if best > 0.0 else 1.0
+    for j in range(m):
+        w[j] = max(w[j], low)
+    return m
+
+
+@nb.njit(nogil=True, cache=True)
+def inclusion(w, n, k, eta):
+    """w becomes the inclusion probabilities k((1 - eta) w'/sum w' + eta/n), w' = min(w, cap) so that none is over 1.
+
+    The cap solves cap = C * rest / (1 - |U| C), C = (1/k - eta/n)/(1 - eta); with eta = 0 this is water-filling.
+    """
+    share = (1.0 / k - eta / n) / (1.0 - eta)
+    cap, many = np.inf, 0
+    while True:
+        rest, now = 0.0, 0
+        for j in range(n):
+            if w[j] >= cap:
+                now += 1
+            else:
+                rest += w[j]
+        if now == many and many > 0:
+            break
+        limit = share * rest / (1.0 - now * share)
+        if many == 0 and now == 0:
+            largest = 0.0
+            for j in range(n):
+                largest = max(largest, w[j])
+            if largest < limit:
+                break
+        many, cap = now, limit
+    total = rest + many * cap if many > 0 else rest
+    for j in range(n):
+        if w[j] >= cap:
+            w[j] = 1.0
+        else:
+            w[j] = k * ((1.0 - eta) * w[j] / total + eta / n)
+
+
+@nb.njit(nogil=True, cache=True)
+def shuffle(idx, w, n, stream):
+    for j in range(n - 1, 0, -1):
+        r = draw_below(stream, SHUFFLE + j, j + 1)
+        idx[j], idx[r] = idx[r], idx[j]
+        w[j], w[r] = w[r], w[j]
+
+
+@nb.njit(nogil=True, cache=True)
+def systematic(p, n, k, stream, out):
+    """Lay p end to end, take the items under u, u + 1, ...; out[:k] are their places."""
+    mark, c, m = draw_unit(stream, 0), 0.0, 0
+    for j in range(n):
+        c += p[j]
+        if c > mark and m < k:
+            out[m] = j
+            m += 1
+            mark += 1.0
+    if m < k:  # rounding left the last mark just past the end
+        out[m] = n - 1
+        m += 1
+    return m
+
+
+@nb.njit(nogil=True, cache=True)
+def depround(p, n, k, stream, out):
+    """One pass over the items, each settled against the one still open (pairwise dependent rounding)."""
+    held, ph, m = -1, 0.0, 0
+    for j in range(n):
+        q = p[j]
+        if q >= 1.0:
+            out[m] = j
+            m += 1
+            continue
+        if held < 0:
+            held, ph = j, q
+            continue
+        u, both = draw_unit(stream, j), ph + q
+        if both < 1.0:
+            if u * both >= ph:
+                held = j
+            ph = both
+        else:
+            taken = held if u * (2.0 - both) < 1.0 - q else j
+            out[m] = taken
+            m += 1
+            held, ph = (j if taken == held else held), both - 1.0
+            if ph < 1e-9:
+                held = -1
+    if held >= 0 and m < k:
+        out[m] = held
+        m += 1
+    return m
+
+
+@nb.njit(nogil=True, cache=True)
+def floyd(n, k, stream, out):
+    """A uniform k-subset of n, in k steps."""
+    for s in range(k):
+        j = n - k + s
+        r = draw_below(stream, s, j + 1)
+        for b in range(s):
+            if out[b] == r:
+                r = j
+                break
+        out[s] = r
+
+
+@nb.njit(nogil=True, cache=True)
+def multinomial(w, n, k, eta, stream, out):
+    """k draws with replacement; w becomes its prefix sums, the caller's copy keeps the odds."""
+    for j in range(1, n):
+        w[j] += w[j - 1]
+    total = w[n - 1]
+    for s in range(k):
+        u = draw_unit(stream, s)
+        if u < eta:
+            out[s] = min(np.int64(u / eta * n), n - 1)
+        else:
+            out[s] = min(np.searchsorted(w[:n], (u - eta) / (1.0 - eta) * total, side="right"), n - 1)
+    return total
+
+
+@nb.njit(nogil=True, cache=True)
+def poisson(p, n, stream, out):
+    m = 0
+    for j in range(n):
+        if draw_unit(stream, j) < p[j]:
+            out[m] = j
+            m += 1
+    return m
+
+
+@nb.njit(nogil=True, cache=True)
+def rows(lo, hi, count, indptr, first, indices, dst, ks, how, form, edge, node, eta, key, ptr, pos, prob, scale):
+    """Fill targets lo..hi. With `count`, only ptr[t + 1] = how many places target t takes."""
+    longest = 1
+    for t in range(lo, hi):
+        longest = max(longest, indptr[dst[t] + 1] - first[dst[t]])
+    big = form != UNIFORM or node.shape[0] > 0 or how == POISSON
+    w = np.empty(longest if big else 1)
+    idx = np.empty(longest if big else 1, np.int64)
+    out = np.empty(longest, np.int64)
+    for t in range(lo, hi):
+        v = dst[t]
+        a, n = first[v], indptr[v + 1] - first[v]
+        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        loops = a - indptr[v]
+        o = 0 if count else ptr[t]
+        if not count:
+            for j in range(loops):
+                pos[o + j], prob[o + j], scale[o + j] = indptr[v] + j, 1.0, 1.0
+            o += loops
+        m = fill_odds(w, idx, a, n, form, edge, node, indices, eta) if big else n
+        if k < 0 or m <= k:
+            if count:
+                ptr[t + 1] = loops + m
+                continue
+            for j in range(m):
+                pos[o + j], prob[o + j], scale[o + j] = a + (idx[j] if big else j), 1.0, 1.0
+            continue
+        if count and how != POISSON:
+            ptr[t + 1] = loops + k
+            continue
+        stream = base(key, v)
+        if not big:
+            if how == MULTINOMIAL:
+                for s in range(k):
+                    pos[o + s] = a + draw_below(stream, s, n)
+                    prob[o + s], scale[o + s] = 1.0 / n, np.float64(n) / k
+            else:
+                floyd(n, k, stream, out)
+                for s in range(k):
+                    pos[o + s] = a + out[s]
+                    prob[o + s], scale[o + s] = np.float64(k) / n, np.float64(n) / k
+        elif how == MULTINOMIAL:
+            total = multinomial(w, m, k, eta, stream, out)
+            for s in range(k):
+                j = out[s]
+                q = (1.0 - eta) * (w[j] - (w[j - 1] if j > 0 else 0.0)) / total + eta / m
+                pos[o + s], prob[o + s], scale[o + s] = a + idx[j], q, 1.0 / (k * q)
+        else:
+            inclusion(w, m, k, eta)
+            if how == POISSON:
+                taken = poisson(w, m, stream, out)
+                if count:
+                    ptr[t + 1] = loops + taken
+                    continue
+            else:
+                shuffle(idx, w, m, stream)
+                taken = systematic(w, m, k, stream, out) if how == SYSTEMATIC else depround(w, m, k, stream, out)
+            for s in range(taken):
+                j = out[s]
+                pos[o + s], prob[o + s], scale[o + s] = a + idx[j], w[j], 1.0 / w[j]

@@ -1,0 +1,8 @@
+"""Policies: who is likely. One file, one rule; the list is all that the rest of the house knows of them."""
+
+from adahop.policies.base import Policy, Rows, Static, Uniform
+from adahop.policies.exp3 import Exp3, Exp3M
+
+POLICIES: dict[str, type[Policy]] = {"uniform": Uniform, "static": Static, "exp3": Exp3, "exp3m": Exp3M}
+
+__all__ = ["POLICIES", "Exp3", "Exp3M", "Policy", "Rows", "Static", "Uniform"]

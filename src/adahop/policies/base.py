@@ -1,0 +1,69 @@
+"""Policy: who is likely. State in buffers, `odds(layer)` before a draw, `update(layer, block, energy)` after a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adahop.block import Block
+from adahop.checks import edge_weights
+from adahop.graph import Graph
+from adahop.ops import Odds, segment_sum
+
+
+class Policy(nn.Module):
+    """Says how likely each neighbour is, one state a layer. The plain one is uniform and learns nothing."""
+
+    learns = False
+
+    def __init__(self, graph: Graph, layers: int):
+        super().__init__()
+        self.graph, self.layers = graph, layers
+
+    def odds(self, layer: int) -> Odds:
+        return Odds()
+
+    def update(self, layer: int, block: Block, energy: Tensor) -> None:
+        """Learn from the squared norm of each message of the block."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Policy:
+        super()._apply(fn, recurse)
+        self.graph = self.graph.to(fn(torch.zeros(0)).device)
+        return self
+
+
+class Uniform(Policy):
+    """Every neighbour alike: GraphSAGE's choice."""
+
+
+class Static(Policy):
+    """In proportion to fixed weights: the graph's own, or one number an edge in the user's order."""
+
+    def __init__(self, graph: Graph, layers: int, weight: Any = None, eta: float = 0.0):
+        super().__init__(graph, layers)
+        self.eta = eta
+        if weight is not None:
+            weight = edge_weights(weight, graph.num_edges)
+            weight = weight if graph.eid is None else weight[graph.eid.long()]
+        self.register_buffer("weight", weight, persistent=False)
+
+    def odds(self, layer: int) -> Odds:
+        return Odds(edge=self.graph.weight if self.weight is None else self.weight, eta=self.eta)
+
+
+class Rows:
+    """What an update needs of a block, a target at a time: who was drawn, how many, with which q (summing to 1)."""
+
+    def __init__(self, block: Block, graph: Graph):
+        self.node = block.n_id[: block.num_dst]
+        self.row = block.dst
+        self.live = block.drawn()
+        self.k = segment_sum(self.live.to(block.scale.dtype), block.dst, block.num_dst)
+        self.n = (graph.indptr[self.node + 1] - graph.first[self.node]).to(block.scale.dtype)
+        self.q = 1.0 / (self.k[block.dst] * block.scale).clamp(min=1e-30)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Mean of an edge's value over the drawn edges of each target."""
+        return segment_sum(value.masked_fill(~self.live, 0.0), self.row, len(self.node)) / self.k.clamp(min=1.0)

@@ -1,0 +1,121 @@
+"""EXP3 and EXP3.M: bandits whose arms are a node's neighbours and whose reward is the energy of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from adahop import ops
+from adahop.block import Block
+from adahop.checks import InputError, between, one_of
+from adahop.graph import Graph
+from adahop.ops import Odds
+from adahop.policies.base import Policy, Rows
+
+Reward = str | Callable[[Block, Tensor], Tensor]
+
+
+class Exp3(Policy):
+    """q = (1 - eta) w / sum w + eta / n, and w <- w exp(gain) for the drawn (Alg. 2 of the paper, mended).
+
+    step = a number or "scale-free": gain = step (1/k) (r / mean r - 1) / (q n), clipped to [-1, 1], with a running
+    mean of each node's reward, so that the reward's unit does not matter. step = "paper": gain = delta r / (k q),
+    delta = sqrt((1 - eta) eta^4 k^5 ln(n/k) / (T n^4)) with T the node's visits (or `horizon`).
+    A neighbour drawn twice gains twice. Memory: 4 bytes an edge and 8 a node, a layer (once with `share_layers`).
+
+    >>> policy = Exp3(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
+    >>> policy.odds(0).edge.tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    learns = True
+    STEP, ETA = 0.3, 0.1
+
+    def __init__(
+        self,
+        graph: Graph,
+        layers: int,
+        step: str | float = "scale-free",
+        eta: float | None = None,
+        reward: Reward = "energy",
+        share_layers: bool = False,
+        horizon: float | None = None,
+        memory: float = 0.1,
+    ):
+        super().__init__(graph, layers)
+        if isinstance(step, str):
+            one_of(step, ("scale-free", "paper"), "step")
+        else:
+            between(step, 0.0, 100.0, "step")
+        if not callable(reward):
+            one_of(reward, ("energy", "paper"), "reward")
+        eta = (0.4 if step == "paper" else self.ETA) if eta is None else between(eta, 0.0, 1.0, "eta")
+        if eta == 1.0:
+            raise InputError("`eta` must be below 1, got 1.0 (for uniform draws choose the uniform policy)")
+        self.step, self.eta, self.reward = step, eta, reward
+        self.share_layers, self.horizon, self.memory = share_layers, horizon, between(memory, 0.0, 1.0, "memory")
+        states = 1 if share_layers else layers
+        n = graph.num_nodes
+        self.register_buffer("log_weight", torch.zeros(states, graph.num_edges, device=graph.device))
+        self.register_buffer("mean", torch.zeros(states, n, device=graph.device))
+        self.register_buffer("visits", torch.zeros(states, n, dtype=torch.int32, device=graph.device))
+        self._scratch = torch.full((n,), -1, dtype=torch.int32)
+
+    def odds(self, layer: int) -> Odds:
+        return Odds(edge=self.log_weight[0 if self.share_layers else layer], log=True, eta=self.eta)
+
+    @torch.no_grad()
+    def update(self, layer: int, block: Block, energy: Tensor) -> None:
+        if self.share_layers and layer > 0:
+            return
+        rows = Rows(block, self.graph)
+        reward = self._reward(block, energy, rows).masked_fill(~rows.live, 0.0)
+        gain = self._gain(layer, rows, reward)
+        gain = torch.where(rows.live & torch.isfinite(gain), gain.clamp(-1.0, 1.0), torch.zeros_like(gain))
+        ops.add_log_weights(
+            rows.node, block.ptr, block.pos, gain, self.graph.first, self.graph.indptr, self.log_weight[layer],
+            self._scratch,
+        )  # fmt: skip
+
+    def _reward(self, block: Block, energy: Tensor, rows: Rows) -> Tensor:
+        """(a / q)^2 |h|^2 / k: the energy of a message, times k as `scale` is 1 / (k q)."""
+        if callable(self.reward):
+            return self.reward(block, energy)
+        return rows.k[rows.row] * energy
+
+    def _gain(self, layer: int, rows: Rows, reward: Tensor) -> Tensor:
+        node, chance = rows.node, rows.k > 0
+        visits = self.visits[layer, node] + chance.int()
+        self.visits[layer, node] = visits
+        times = visits.clamp(min=1).float()
+        k, n = rows.k[rows.row], rows.n[rows.row]
+        if self.step == "paper":
+            horizon = times if self.horizon is None else torch.full_like(times, self.horizon)
+            log = (rows.n / rows.k.clamp(min=1.0)).log().clamp(min=0.0)
+            delta = ((1 - self.eta) * self.eta**4 * rows.k**5 * log / (horizon * rows.n.clamp(min=1.0) ** 4)).sqrt()
+            return delta[rows.row] * self._estimate(reward, rows)
+        rate = (1.0 / times).clamp(min=self.memory)
+        old = self.mean[layer, node]
+        mean = torch.where(chance, old + rate * (rows.mean(reward) - old), old)
+        self.mean[layer, node] = torch.where(torch.isfinite(mean), mean, old)
+        step = self.STEP if self.step == "scale-free" else float(self.step)
+        return step * (reward / mean.clamp(min=1e-38)[rows.row] - 1.0) / (k * rows.q * n)
+
+    def _estimate(self, reward: Tensor, rows: Rows) -> Tensor:
+        """The unbiased estimate of an arm's reward: r / q for each of the k draws, averaged."""
+        return reward / (rows.k[rows.row] * rows.q)
+
+
+class Exp3M(Exp3):
+    """EXP3.M: one k-subset a visit, inclusion probabilities that sum to k, capped at 1 (Alg. 3 of the paper, mended).
+
+    Arms whose probability is 1 (the set U) are not updated; the cap itself is part of the draw. reward="paper" is the
+    printed a |h|^2 / q^2, the default a^2 |h|^2 / q^2, whose optimum is a |h|.
+    """
+
+    def _reward(self, block: Block, energy: Tensor, rows: Rows) -> Tensor:
+        if callable(self.reward):
+            return self.reward(block, energy)
+        return energy / block.weight.clamp(min=1e-12) if self.reward == "paper" else energy

@@ -1,0 +1,129 @@
+"""Sampler: chooses who speaks to whom, and states the scale that keeps the sum right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adahop import ops
+from adahop.block import Block, expand
+from adahop.checks import InputError, KindError, as_tensor, count, node_ids
+from adahop.graph import Graph
+from adahop.ops import random
+
+EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
+
+
+class Sampler(nn.Module):
+    """State is buffers, learned parts are parameters: `.to()` and `state_dict()` come for free.
+
+    A new sampler implements `draw(seeds)`, and `learn` if it learns; `sample` and `update` wrap them with checks.
+    """
+
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
+        super().__init__()
+        if not isinstance(graph, Graph):
+            raise KindError(f"`graph` must be an adahop.Graph, got {type(graph).__name__}")
+        self.graph, self.sizes, self.seed = graph, check_sizes(sizes), int(seed)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))
+        self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+        self._pending: list[tuple[list[Block], list[Tensor]]] | None = None
+
+    # --- for users -------------------------------------------------------------------------------------------------
+
+    def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
+        """The nodes in batches, in an order that the seed and the number of the epoch alone decide."""
+        nodes = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
+        size = count(batch_size, 1, "batch_size")
+        if shuffle:
+            nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs)))
+        self.epochs += 1
+        yield from nodes.split(size) if nodes.numel() else ()
+
+    @torch.no_grad()
+    def sample(self, seeds: Any) -> list[Block]:
+        """Blocks for the seeds, input layer first; the last block's targets are the seeds."""
+        seeds = node_ids(seeds, self.graph.num_nodes).to(self.graph.device)
+        blocks = self.draw(seeds)
+        self.step += 1
+        return blocks
+
+    def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
+        """Learn from one number an edge of each block: the squared norm of its message."""
+        if len(energy) != len(blocks):
+            raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
+        given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
+        for i, (e, b) in enumerate(zip(given, blocks, strict=True)):
+            if e.shape != (b.num_edges,):
+                raise InputError(
+                    f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
+                )
+        if self._pending is not None:
+            self._pending.append((list(blocks), given))
+        else:
+            self.learn(list(blocks), given)
+
+    def penalty(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> Tensor | float:
+        """What joins the loss; 0 for all but samplers trained through it."""
+        return 0.0
+
+    def loss_weight(self, blocks: Sequence[Block]) -> Tensor | None:
+        """A weight for the loss of every target of the last block; None counts them alike."""
+        return None
+
+    # --- for samplers ----------------------------------------------------------------------------------------------
+
+    def draw(self, seeds: Tensor) -> list[Block]:
+        raise NotImplementedError
+
+    def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
+        """After the step, no grad."""
+
+    def key(self, layer: int) -> int:
+        """The name of this step's random stream for a layer."""
+        return random.key(self.seed, int(self.step), layer)
+
+    def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
+        """The block of drawn places: targets first, then their sources as they first appear."""
+        g = self.graph
+        n_id, src, e_id = ops.relabel(dst, drawn.pos, g.indices, g.eid, self._scratch)
+        row = expand(drawn.ptr, drawn.pos.numel())
+        weight = torch.ones_like(drawn.scale) if g.weight is None else g.weight[drawn.pos]
+        edge_index = torch.stack([src, row])
+        return Block(n_id, dst.numel(), edge_index, e_id, weight, drawn.prob, drawn.scale, drawn.ptr, drawn.pos)
+
+    # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
+
+    def defer(self, on: bool) -> None:
+        """While on, updates wait until `release` is called; turning it off applies what waits."""
+        waiting, self._pending = self._pending, ([] if on else None)
+        for blocks, energy in waiting or ():
+            self.learn(blocks, energy)
+
+    def release(self) -> Callable[[], None]:
+        """Take what waits now; the returned function applies it, in order."""
+        taken, self._pending = self._pending or [], []
+
+        def apply() -> None:
+            for blocks, energy in taken:
+                self.learn(blocks, energy)
+
+        return apply
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Sampler:
+        super()._apply(fn, recurse)
+        self.graph = self.graph.to(fn(torch.zeros(0)).device)
+        return self
+
+
+def check_sizes(sizes: Any) -> list[int]:
+    """A list of positive fan-outs, or -1 for all, input layer first."""
+    if isinstance(sizes, int | str) or not isinstance(sizes, Sequence) or len(sizes) == 0:
+        raise InputError(f"`sizes` must be a list with one number a layer, got {sizes!r}")
+    if not all(isinstance(k, int) and not isinstance(k, bool) and (k > 0 or k == -1) for k in sizes):
+        raise InputError(f"`sizes` must be positive or -1, got {list(sizes)}")
+    return list(sizes)

@@ -1,0 +1,64 @@
+"""watch(model): the energy of every message, layer by layer, while the model runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+
+@contextlib.contextmanager
+def watch(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the energy |m_ij|^2 of each layer's messages, in the order the layers run.
+
+    Works for our own layers (they offer a `watcher`) and for unmodified PyG layers (their messages are overheard).
+    A layer that stays silent is an error: the sampler would never learn of it.
+
+    >>> import torch; from torch_geometric.nn import GCNConv
+    >>> conv = GCNConv(2, 2, add_self_loops=False)
+    >>> with watch(conv) as energy: _ = conv(torch.ones(2, 2), torch.tensor([[0], [1]]))
+    >>> energy[0].shape
+    torch.Size([1])
+    """
+    energy: list[Tensor] = []
+    heard: set[str] = set()
+    listening = {name: m for name, m in model.named_modules() if hasattr(m, "watcher") or isinstance(m, MessagePassing)}
+    if not listening:
+        raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
+    handles = []
+    try:
+        for name, module in listening.items():
+            note = _note(name, energy, heard)
+            if hasattr(module, "watcher"):
+                module.watcher = note
+            else:
+                handles.append(module.register_message_forward_hook(_overhear(note)))
+        yield energy
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in listening.values():
+            if hasattr(module, "watcher"):
+                module.watcher = None
+    silent = [name or type(module).__name__ for name, module in listening.items() if name not in heard]
+    if silent:
+        raise RuntimeError(
+            f"layer '{silent[0]}' passed no messages while watched; pass it edge_index, not a sparse matrix, and run it"
+        )
+
+
+def _note(name: str, energy: list[Tensor], heard: set[str]):
+    def note(value: Tensor) -> None:
+        heard.add(name)
+        energy.append(value.detach())
+
+    return note
+
+
+def _overhear(note):
+    def hook(module: MessagePassing, inputs: tuple, message: Tensor) -> None:
+        note(message.detach().square().flatten(1).sum(1))
+
+    return hook
