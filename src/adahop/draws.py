@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adahop import ops
-from adahop.checks import InputError, count, edge_weights, one_of, whole
+from adahop.checks import InputError, between, count, edge_weights, one_of, whole
 from adahop.ops import Drawn, Odds, reference
 
 
@@ -27,7 +27,7 @@ def draw(method: str, weight: Any, ptr: Any, k: int, seed: int = 0, eta: float =
     """
     one_of(method, ops.DRAWS, "method")
     count(k, 1, "k")
-    ptr, weight = _segments(ptr, weight)
+    ptr, weight = _segments(ptr, weight, eta)
     indices = torch.zeros(weight.numel(), dtype=torch.int32)
     dst = torch.arange(ptr.numel() - 1)
     odds = Odds(edge=weight, eta=eta)
@@ -40,7 +40,7 @@ def inclusion(weight: Any, ptr: Any, k: int, eta: float = 0.0) -> Tensor:
     pi_j = k((1 - eta) w'_j / sum w' + eta / n), w' = min(w, cap).
     """
     count(k, 1, "k")
-    ptr, weight = _segments(ptr, weight)
+    ptr, weight = _segments(ptr, weight, eta)
     row = torch.repeat_interleave(torch.arange(ptr.numel() - 1), ptr.diff())
     possible = (weight > 0) | (eta > 0)
     many = torch.bincount(row[possible], minlength=ptr.numel() - 1)
@@ -49,11 +49,14 @@ def inclusion(weight: Any, ptr: Any, k: int, eta: float = 0.0) -> Tensor:
     if bool(chance.any()):
         rows = ptr.numel() - 1
         w, low = reference.odds(chance.nonzero().flatten(), row[chance], rows, row, weight, False, None)
-        out[chance] = reference.inclusion(torch.maximum(w, low), row[chance], rows, torch.full((rows,), float(k)), eta)
+        many = torch.full((rows,), float(k), dtype=torch.double)
+        out[chance] = reference.inclusion(torch.maximum(w, low), row[chance], rows, many, eta)
     return out
 
 
-def _segments(ptr: Any, weight: Any) -> tuple[Tensor, Tensor]:
+def _segments(ptr: Any, weight: Any, eta: float) -> tuple[Tensor, Tensor]:
+    if between(eta, 0.0, 1.0, "eta") == 1.0:
+        raise InputError("`eta` must be below 1, got 1.0 (equal weights give uniform draws)")
     ptr = whole(ptr, "ptr")
     if ptr.numel() == 0 or int(ptr[0]) != 0 or bool((ptr.diff() < 0).any()):
         raise InputError(f"`ptr` must start with 0 and not decrease, got {ptr[:5].tolist()}")

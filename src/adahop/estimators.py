@@ -53,3 +53,22 @@ def energies(h: Tensor, block: Block, coef: Tensor) -> Tensor:
     norm = h.detach().square().sum(-1)
     square = coef.detach().square()
     return square * norm[block.src] if square.dim() == 1 else (square * norm[block.src]).sum(-1)
+
+
+@torch.no_grad()
+def alignments(h: Tensor, block: Block, coef: Tensor) -> Tensor:
+    """2 <m_ij, mean of i's other messages> - |m_ij|^2: how near a message is to the mean, up to a constant a target.
+
+    A target's own message is left out of the mean; with a single neighbour there is no mean to know of, and 0 is said.
+    """
+    others = (~block.is_self()).to(coef.dtype)
+    k = segment_sum(others, block.dst, block.num_dst)[block.dst]
+    coef = coef.detach() * (others if coef.dim() == 1 else others.unsqueeze(-1))
+    h = h.detach()
+    inner = coef * (h[block.src] * gather(h, block, coef)[block.dst]).sum(-1)
+    square = energies(h, block, coef)
+    inner = inner if inner.dim() == 1 else inner.sum(-1)
+    return (2.0 * (inner - square) / (k - 1.0).clamp(min=1.0) - square) * (k > 1)
+
+
+FEEDBACK = {"energy": energies, "alignment": alignments}

@@ -49,7 +49,7 @@ class Loader:
             self.prefetch = 0  # a sampler trained by the optimizer must not be read while it is written
 
     def __len__(self) -> int:
-        return -(-self.nodes.numel() // self.batch_size)
+        return self.sampler.batches(self.nodes, self.batch_size)
 
     def __iter__(self) -> Iterator[Data]:
         seeds = self.sampler.epoch(self.nodes, self.batch_size, self.shuffle)

@@ -10,7 +10,7 @@ from typing import Any
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.policies import POLICIES
-from adahop.samplers import NeighborSampler, Sampler
+from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor, Ladies, NeighborSampler, Sampler
 
 Build = Callable[..., Sampler]
 
@@ -27,6 +27,7 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     models: tuple[str, ...] = ("gcn", "sage", "gat", "geniepath")
     why_not: str = ""  # one sentence for the models left out
+    needs: tuple[str, ...] = ()  # options that come with the data: "features" is its x
 
 
 def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "uniform", draw: str = "multinomial",
@@ -49,6 +50,17 @@ METHODS: dict[str, Method] = {
         Method("bs", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise, {"policy": "exp3"}),
         Method("bs.m", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise,
                {"policy": "exp3m", "draw": "depround"}),
+        Method("thanos", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise, {"policy": "thanos"}),
+        Method("thanos.m", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise,
+               {"policy": "thanosm", "draw": "depround"}),
+        Method("labor", "node-wise", True, "none", Labor),
+        Method("cluster-gcn", "subgraph", False, "20 bytes a node", ClusterGCN),
+        Method("graphsaint", "subgraph", False, "4 bytes an edge and 4 a node", GraphSAINT),
+        Method("fastgcn", "layer-wise", True, "8 bytes a node", FastGCN),
+        Method("ladies", "layer-wise", True, "none", Ladies),
+        Method("pladies", "layer-wise", True, "none", Ladies, {"draw": "poisson"}),
+        Method("as-gcn", "layer-wise", True, "a number a feature, a layer", ASGCN, needs=("features",)),
+        Method("bliss", "layer-wise", True, "4 bytes an edge and 8 a node, a layer", Bliss),
     ]
 }  # fmt: skip
 

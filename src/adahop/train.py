@@ -25,7 +25,7 @@ from adahop.watch import watch
 def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
     """One step of the model, the optimizer and the sampler; returns the loss."""
     model.train()
-    with watch(model) as energy:
+    with watch(model, sampler.feedback) as energy:
         out = model(batch)
     loss = criterion(out, batch.y, getattr(batch, "loss_weight", None))
     (loss + sampler.penalty(batch.blocks, energy)).backward()
@@ -142,7 +142,9 @@ def _fit(data: Any, config: Config, seed: int, on_epoch: Callable, on_step: Call
         dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
-    sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **config.method_options).to(config.device)
+    known = {"features": data.x}
+    options = {**{k: known[k] for k in METHODS[config.method].needs}, **config.method_options}
+    sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
     parameters = [*model.parameters(), *sampler.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
     loader = Loader(data, sampler, data.train_mask, config.batch_size, prefetch=config.prefetch)

@@ -10,9 +10,10 @@ from torch_geometric.nn import MessagePassing
 
 
 @contextlib.contextmanager
-def watch(model: nn.Module) -> Iterator[list[Tensor]]:
+def watch(model: nn.Module, feedback: str = "energy") -> Iterator[list[Tensor]]:
     """Collect the energy |m_ij|^2 of each layer's messages, in the order the layers run.
 
+    `feedback` is the number wanted of a message, a sampler's `feedback`; all but "energy" need our own layers.
     Works for our own layers (they offer a `watcher`) and for unmodified PyG layers (their messages are overheard).
     A layer that stays silent is an error: the sampler would never learn of it.
 
@@ -27,12 +28,15 @@ def watch(model: nn.Module) -> Iterator[list[Tensor]]:
     listening = {name: m for name, m in model.named_modules() if hasattr(m, "watcher") or isinstance(m, MessagePassing)}
     if not listening:
         raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
+    strange = [m for m in listening.values() if not hasattr(m, "watcher")]
+    if strange and feedback != "energy":
+        raise ValueError(f"`feedback` must be 'energy' for PyG's {type(strange[0]).__name__}, got '{feedback}'")
     handles = []
     try:
         for name, module in listening.items():
             note = _note(name, energy, heard)
             if hasattr(module, "watcher"):
-                module.watcher = note
+                module.watcher, module.feedback = note, feedback
             else:
                 handles.append(module.register_message_forward_hook(_overhear(note)))
         yield energy

@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 
 from adahop.block import Block, expand
 from adahop.checks import between, count, one_of
-from adahop.estimators import energies
+from adahop.estimators import FEEDBACK
 from adahop.graph import Graph
 
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -20,16 +20,17 @@ State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 class Conv(nn.Module):
     """One layer: from h of the sources, and of the targets, to the targets' new h.
 
-    `self.speak` tells a watching sampler the energies; it costs nothing while nobody watches.
+    `self.speak` tells a watching sampler one number a message, its energy or what else it wants; it costs nothing while nobody watches.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.watcher: Callable[[Tensor], None] | None = None
+        self.feedback = "energy"
 
     def speak(self, h: Tensor, block: Block, coef: Tensor) -> None:
         if self.watcher is not None:
-            self.watcher(energies(h, block, coef))
+            self.watcher(FEEDBACK[self.feedback](h, block, coef))
 
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
         raise NotImplementedError
@@ -154,7 +155,7 @@ def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
     cost = graph.indptr + torch.arange(n + 1, device=graph.device)
     marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
     cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(zip(cuts[:-1], cuts[1:], strict=True)) or [(0, 0)]
 
 
 def full_block(graph: Graph, a: int, b: int) -> Block:

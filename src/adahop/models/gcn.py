@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop.block import Block
+from adahop.checks import one_of
 from adahop.estimators import plain
 from adahop.models.base import GNN, Conv
 
@@ -34,7 +35,7 @@ class GCN(GNN):
 
     def __init__(self, *args: Any, norm: str = "row", **options: Any):
         super().__init__(*args, **options)
-        self.graph = (norm, True)
+        self.graph = (one_of(norm, ("row", "sym"), "norm"), True)
 
     def conv(self, inputs: int, outputs: int, last: bool) -> Conv:
         return GCNConv(inputs, outputs)

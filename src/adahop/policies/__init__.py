@@ -2,7 +2,10 @@
 
 from adahop.policies.base import Policy, Rows, Static, Uniform
 from adahop.policies.exp3 import Exp3, Exp3M
+from adahop.policies.thanos import Thanos, ThanosM
 
-POLICIES: dict[str, type[Policy]] = {"uniform": Uniform, "static": Static, "exp3": Exp3, "exp3m": Exp3M}
+POLICIES: dict[str, type[Policy]] = {
+    "uniform": Uniform, "static": Static, "exp3": Exp3, "exp3m": Exp3M, "thanos": Thanos, "thanosm": ThanosM,
+}  # fmt: skip
 
-__all__ = ["POLICIES", "Exp3", "Exp3M", "Policy", "Rows", "Static", "Uniform"]
+__all__ = ["POLICIES", "Exp3", "Exp3M", "Policy", "Rows", "Static", "Thanos", "ThanosM", "Uniform"]

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from adahop.block import Block
 from adahop.checks import edge_weights
 from adahop.graph import Graph
-from adahop.ops import Odds, segment_sum
+from adahop.ops import Drawn, Odds, segment_sum
 
 
 class Policy(nn.Module):
     """Says how likely each neighbour is, one state a layer. The plain one is uniform and learns nothing."""
 
     learns = False
+    feedback = "energy"  # the number it learns from, see `watch`
 
     def __init__(self, graph: Graph, layers: int):
         super().__init__()
@@ -24,6 +25,10 @@ class Policy(nn.Module):
 
     def odds(self, layer: int) -> Odds:
         return Odds()
+
+    def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
+        """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""
+        return drawn
 
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         """Learn from the squared norm of each message of the block."""

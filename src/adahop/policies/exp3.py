@@ -55,6 +55,8 @@ class Exp3(Policy):
         if eta == 1.0:
             raise InputError("`eta` must be below 1, got 1.0 (for uniform draws choose the uniform policy)")
         self.step, self.eta, self.reward = step, eta, reward
+        if horizon is not None:
+            between(horizon, 1.0, 1e18, "horizon")
         self.share_layers, self.horizon, self.memory = share_layers, horizon, between(memory, 0.0, 1.0, "memory")
         states = 1 if share_layers else layers
         n = graph.num_nodes

@@ -1,6 +1,15 @@
 """Samplers: one file, one family; `adahop.methods` has the names people know."""
 
 from adahop.samplers.base import Sampler
+from adahop.samplers.bliss import Bliss
+from adahop.samplers.cluster import ClusterGCN
+from adahop.samplers.labor import Labor
+from adahop.samplers.layer import FastGCN, Ladies, LayerSampler
+from adahop.samplers.learned import ASGCN
 from adahop.samplers.neighbor import NeighborSampler
+from adahop.samplers.saint import GraphSAINT
 
-__all__ = ["NeighborSampler", "Sampler"]
+__all__ = [
+    "ASGCN", "Bliss", "ClusterGCN", "FastGCN", "GraphSAINT", "Labor", "Ladies", "LayerSampler", "NeighborSampler",
+    "Sampler",
+]  # fmt: skip

@@ -23,6 +23,8 @@ class Sampler(nn.Module):
     A new sampler implements `draw(seeds)`, and `learn` if it learns; `sample` and `update` wrap them with checks.
     """
 
+    feedback = "energy"  # the number it learns from, see `watch`
+
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
         super().__init__()
         if not isinstance(graph, Graph):
@@ -43,6 +45,10 @@ class Sampler(nn.Module):
             nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
         yield from nodes.split(size) if nodes.numel() else ()
+
+    def batches(self, nodes: Tensor, batch_size: int) -> int:
+        """How many batches an epoch has."""
+        return -(-nodes.numel() // batch_size)
 
     @torch.no_grad()
     def sample(self, seeds: Any) -> list[Block]:

@@ -37,12 +37,17 @@ class NeighborSampler(Sampler):
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
 
+    @property
+    def feedback(self) -> str:  # type: ignore[override]
+        return self.policy.feedback
+
     def draw(self, seeds: Tensor) -> list[Block]:
         g, dst, blocks = self.graph, seeds, []
         for layer in reversed(range(len(self.sizes))):
             k = torch.tensor([self.sizes[layer]], device=g.device)
             odds, key = self.policy.odds(layer), self.key(layer)
-            block = self.block(dst, ops.draw(g.indptr, g.first, g.indices, dst, k, self.how, odds, key))
+            drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, self.how, odds, key)
+            block = self.block(dst, self.policy.scaled(dst, drawn))
             blocks.append(block)
             dst = block.n_id
         return blocks[::-1]

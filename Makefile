@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint setup clean
+
+demo: $(VENV)/.ready  ## set up, then train the learned sampler on the embedded data
+	$(BIN)/adahop train
+
+test: $(VENV)/.ready-test  ## set up, then run the tests
+	$(BIN)/python -m pytest -n $${TEST_JOBS:-2}
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.ready-test
+
+# torch first and alone: a range would pull a CUDA build of gigabytes where a CPU wheel is all that is needed
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt torch==2.13.0
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(PIP) install -q -c constraints.txt -e '.[test,metis]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

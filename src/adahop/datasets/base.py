@@ -1,0 +1,155 @@
+"""Dataset: a PyG Data with its graph, splits and metric; and how features are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from adahop.checks import InputError, as_tensor, node_ids
+from adahop.graph import Graph
+
+FEATURES = ("auto", "row", "standard", "raw")
+WIDE = 100  # more columns than this, none negative: words or counts
+
+
+class Dataset(Data):
+    """A graph with features x, labels y, three masks, and the metric to report.
+
+    `graph` is raw: not normalised, no self-loops added. `edge_index` is built from it at first access, so a large
+    graph does not pay for it. `task` is "multiclass" or "multilabel", `metric` "accuracy", "micro-f1" or "roc-auc",
+    `classes` the number of outputs, `note` what a reader of scores must know.
+    """
+
+    @property
+    def edge_index(self) -> Tensor:
+        if "edge_index" not in self._store:
+            self._store.edge_index = self.graph.edge_index()
+        return self._store["edge_index"]
+
+    @edge_index.setter
+    def edge_index(self, edge_index: Tensor | None) -> None:
+        self._store.edge_index = edge_index
+
+    @property
+    def edge_stores(self) -> list[Any]:
+        """PyG's own edge functions read the store, so it must hold `edge_index` by then."""
+        assert self.edge_index is not None
+        return super().edge_stores
+
+    @property
+    def num_edges(self) -> int:
+        return self.graph.num_edges
+
+    @property
+    def train_idx(self) -> Tensor:
+        return self.train_mask.nonzero().flatten()
+
+    @property
+    def val_idx(self) -> Tensor:
+        return self.val_mask.nonzero().flatten()
+
+    @property
+    def test_idx(self) -> Tensor:
+        return self.test_mask.nonzero().flatten()
+
+    def __contains__(self, key: str) -> bool:
+        return key == "edge_index" or super().__contains__(key)
+
+    def cpu(self, *args: str) -> Dataset:
+        return self.to("cpu", *args)
+
+    def cuda(self, device: int | str | None = None, *args: str, non_blocking: bool = False) -> Dataset:
+        return self.to("cuda" if device is None else device, *args, non_blocking=non_blocking)
+
+    def subgraph(self, subset: Tensor) -> Dataset:
+        """The induced subgraph, `graph` included."""
+        out = super().subgraph(subset)
+        out.graph = Graph.from_edge_index(out.edge_index, out.edge_weight, num_nodes=out.x.shape[0])
+        return out
+
+
+def make(
+    name: str,
+    graph: Graph,
+    x: Any,
+    y: Any,
+    splits: Mapping[str, Any],
+    classes: int | None = None,
+    metric: str | None = None,
+    note: str = "",
+) -> Dataset:
+    """A checked Dataset; `splits` has ids or masks under "train", "val" and "test"."""
+    n = graph.num_nodes
+    x = as_tensor(x, "x")
+    if x.dim() != 2 or x.shape[0] != n or x.shape[1] == 0:
+        raise InputError(f"`x` must have one row a node, {n} in all, and some columns, got shape {tuple(x.shape)}")
+    masks = _masks(splits, n)
+    y, classes = _labels(y, n, classes, torch.stack(list(masks.values())).any(0))
+    task = "multilabel" if y.dim() == 2 else "multiclass"
+    return Dataset(
+        x=x.float().contiguous(),
+        y=y,
+        graph=graph,
+        **masks,
+        name=name,
+        task=task,
+        metric=metric or ("micro-f1" if task == "multilabel" else "accuracy"),
+        classes=classes,
+        note=note,
+    )
+
+
+def _masks(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
+    masks, taken = {}, torch.zeros(n, dtype=torch.bool)
+    for part in ("train", "val", "test"):
+        mask = torch.zeros(n, dtype=torch.bool)
+        mask[node_ids(splits[part], n, f"{part}_idx")] = True
+        if bool((mask & taken).any()):
+            at = int((mask & taken).nonzero()[0])
+            raise InputError(f"`{part}_idx` must not overlap the splits before it, got node {at} twice")
+        masks[f"{part}_mask"], taken = mask, taken | mask
+    if not bool(masks["train_mask"].any()):
+        raise InputError("`train_idx` must name at least one node, got none")
+    return masks
+
+
+def _labels(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[Tensor, int]:
+    """int64 [N] or float32 [N, C], and the number of outputs; nodes outside every split may be -1."""
+    y = as_tensor(values, "y")
+    y = y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y
+    if y.dim() not in (1, 2) or y.shape[0] != n:
+        raise InputError(f"`y` must have one row a node, {n} in all, got shape {tuple(y.shape)}")
+    if y.dim() == 2:
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise InputError("`y` with more than one column must hold 0 and 1 only, got other numbers")
+        return y.float(), y.shape[1]
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        raise InputError("`y` with one column must hold whole numbers, got fractions or nan")
+    y = y.long()
+    classes = int(y.max()) + 1 if classes is None else classes
+    bad = (y >= classes) | (y < -1) | ((y < 0) & used)
+    if bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        raise InputError(f"`y` must be in [0, {classes}), got y[{at}] = {int(y[at])}")
+    return y, classes
+
+
+def prepare(data: Dataset, kind: str) -> Dataset:
+    """Features by row, standardised or raw, in place; "auto" decides by the data (see `load`)."""
+    x = data.x
+    low, high = x.aminmax()
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        raise InputError(f"`x` of {data.name} must be finite, got nan or infinity")
+    if kind == "auto":
+        kind = "row" if float(low) >= 0 and x.shape[1] > WIDE else "standard"
+    if kind == "row":
+        total = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
+        x.div_(total.masked_fill_(total == 0, 1.0))
+    elif kind == "standard":
+        std, mean = torch.std_mean(x[data.train_mask], dim=0, correction=0)
+        x.sub_(mean).div_(std.masked_fill_(std <= 1e-6 * mean.abs(), 1.0))  # a constant column stays near zero
+    return data

@@ -1,0 +1,115 @@
+"""Data sets made here: handwritten digits, and synthetic graphs of any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from adahop.checks import InputError
+from adahop.datasets.base import Dataset, make
+from adahop.graph import Graph
+
+NEIGHBOURS = 10  # of a digit
+WITHIN = 0.7  # share of synthetic edges inside a class
+APART = 2.0  # distance of two class means, in deviations of the noise
+CHUNK = 1 << 22  # edges drawn at once
+
+
+def digits() -> Dataset:
+    """Digits of 8 x 8 pixels in [0, 1], joined to their nearest neighbours both ways; split 60/20/20."""
+    from sklearn.datasets import load_digits
+    from sklearn.neighbors import kneighbors_graph
+
+    pixels, y = load_digits(return_X_y=True)
+    near = kneighbors_graph(pixels, NEIGHBOURS)
+    near = near.maximum(near.T).tocsr()
+    near.sort_indices()
+    graph = Graph.from_csr(near.indptr, near.indices)
+    splits = _split(len(y), 0.6, 0.2, np.random.default_rng(0))
+    return make("digits", graph, (pixels / 16).astype(np.float32), y, splits)
+
+
+def synthetic(spec: str) -> Dataset:
+    """`synthetic:N,E,F,C[,SEED]`: power-law degrees, planted classes, class means in noise, split 66/10/24.
+
+    A node's weight w (Pareto, between 1 and 100) sets its in-degree and how often it is drawn as a source, so hubs
+    are hubs both ways. Seven edges in ten stay inside the class. Two class means are about 2 deviations apart, so
+    the features alone leave much open. A few edges in a hundred are parallel.
+    """
+    n, m, f, c, seed = _parse(spec)
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(n) % c)
+    w = np.minimum(rng.pareto(1.2, n) + 1.0, 100.0)
+    indptr = _indptr(w, n, m)
+    indices = _sources(indptr, y, np.rint(w).astype(np.int64), c, rng)
+    places = torch.from_numpy(indptr)
+    graph = Graph(places, torch.from_numpy(indices), None, None, places[:-1].clone())
+    means = (rng.standard_normal((c, f)) * APART / np.sqrt(2 * f)).astype(np.float32)
+    x = rng.standard_normal((n, f), dtype=np.float32)
+    for at in range(0, n, 1 << 16):
+        x[at : at + (1 << 16)] += means[y[at : at + (1 << 16)]]
+    return make(spec, graph, x, y, _split(n, 0.66, 0.1, rng), classes=c)
+
+
+def _parse(spec: str) -> tuple[int, int, int, int, int]:
+    try:
+        numbers = [int(word) for word in spec.partition(":")[2].split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (4, 5) or min(numbers) < 0:
+        raise InputError(f"`dataset` must be synthetic:N,E,F,C or synthetic:N,E,F,C,SEED, got '{spec}'")
+    n, m, f, c, seed = [*numbers, 0][:5]
+    if not (2 <= c <= n < 2**31 and f >= 1 and 1 <= m <= n * (n - 1)):
+        rule = "2 <= C <= N < 2^31, 1 <= F and 1 <= E <= N (N - 1)"
+        raise InputError(f"`dataset` synthetic:N,E,F,C must have {rule}, got '{spec}'")
+    return n, m, f, c, seed
+
+
+def _split(n: int, train: float, val: float, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    order = rng.permutation(n)
+    a, b = max(round(n * train), 1), round(n * (train + val))
+    return {"train": order[:a], "val": order[a:b], "test": order[b:]}
+
+
+def _indptr(w: np.ndarray, n: int, m: int) -> np.ndarray:
+    """Degrees proportional to w and at most n - 1, m in all."""
+    degree = w * (m / w.sum())
+    for _ in range(50):
+        degree = np.minimum(degree, n - 1.0)
+        degree *= m / degree.sum()
+    indptr = np.zeros(n + 1, np.int64)
+    indptr[1:] = np.rint(np.cumsum(degree))
+    indptr[-1] = m
+    return indptr
+
+
+def _sources(indptr: np.ndarray, y: np.ndarray, copies: np.ndarray, c: int, rng: np.random.Generator) -> np.ndarray:
+    """A source for each edge, drawn from a table that holds a node `copies` times, class after class.
+
+    A node's k draws are stratified, the t-th from the t-th part of its stretch of the table, so they come in the
+    table's order and a hub drawn twice stands beside itself; the second is redrawn uniformly from the same class.
+    """
+    order = np.argsort(y, kind="stable").astype(np.int32)
+    table = np.repeat(order, copies[order])
+    width = np.bincount(y, weights=copies, minlength=c).astype(np.int64)
+    home = max((WITHIN - 1 / c) / (1 - 1 / c), 0.0)  # a draw from the whole table stays inside by chance too
+    inside = rng.binomial(np.diff(indptr), home)
+    draws = np.stack([inside, np.diff(indptr) - inside], 1)  # [N, 2]: from the own class, from the whole table
+    low = np.stack([(np.cumsum(width) - width)[y], np.zeros_like(y)], 1)
+    step = np.stack([width[y], np.full_like(y, table.size)], 1) / np.maximum(draws, 1)
+    size = np.bincount(y, minlength=c)
+    first = np.cumsum(size) - size
+    out = np.empty(indptr[-1], np.int32)
+    cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], CHUNK))
+    for a, b in zip(cuts, [*cuts[1:], len(y)], strict=True):
+        k = draws[a:b].ravel()
+        t = np.arange(k.sum()) - np.repeat(np.cumsum(k) - k, k)
+        place = ((t + rng.random(t.size)) * np.repeat(step[a:b].ravel(), k)).astype(np.int64)
+        src = table[np.minimum(place + np.repeat(low[a:b].ravel(), k), table.size - 1)]
+        twice = np.flatnonzero(src[1:] == src[:-1]) + 1
+        kind = y[src[twice]]
+        src[twice] = order[first[kind] + (rng.random(twice.size) * size[kind]).astype(np.int64)]
+        loops = np.flatnonzero(src == np.repeat(np.arange(a, b, dtype=np.int32), np.diff(indptr[a : b + 1])))
+        src[loops] = (src[loops] + 1) % len(y)
+        out[indptr[a] : indptr[b]] = src
+    return out

@@ -1,0 +1,70 @@
+"""BLISS: layer-wise sampling where every target's bandit has a vote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.graph import Graph
+from adahop.ops import layer as op
+from adahop.ops import reference, segment_max, segment_sum
+from adahop.policies import Exp3M
+from adahop.samplers.layer import LayerSampler
+
+
+class Bliss(LayerSampler):
+    """pi_j in proportion to sqrt(sum over the targets i of q_ij^2), q_ij = (1 - eta) w_ij / sum_j w_ij + eta / n_i.
+
+    From Alsaqa, Hoang, Balin, "BLISS" (2025). Each target's q_i is an EXP3 bandit over its neighbours. The reward of an
+    edge is r_ij = a_ij^2 |h_j|^2 / q_ij^2 = energy / (scale q_ij)^2, weighted by 1 / pi_j, with the scale-free step of
+    `Exp3`. It rests at q_ij = a_ij |h_j| / sum, whatever the other targets of a batch want, so that what is learnt in
+    one batch holds in the next; pi_j is then near the optimum |h_j| sqrt(sum_i a_ij^2), each target's own sum aside.
+    Edges that came without a draw teach too: nothing need be guessed from them. `step`, `eta` and `memory` are those of
+    `Exp3`. Memory: 4 bytes an edge and 8 a node, a layer.
+
+    >>> sampler = Bliss(Graph.from_edge_index([[1, 2, 3, 4], [0, 0, 0, 0]]), [2])
+    >>> block = sampler.sample([0])[0]
+    >>> sampler.update([block], [torch.ones(2)]); block.scale.tolist()
+    [2.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        sizes: Sequence[int],
+        seed: int = 0,
+        draw: str = "systematic",
+        inner: bool = True,
+        step: str | float = "scale-free",
+        eta: float | None = None,
+        memory: float = 0.1,
+    ):
+        super().__init__(graph, sizes, seed, draw, inner)
+        self.policy = Exp3M(graph, len(self.sizes), step=step, eta=eta, memory=memory)
+
+    def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
+        return near.total(self.votes(layer, near.row, near.place, dst.numel()).square()).sqrt()
+
+    def votes(self, layer: int, row: Tensor, place: Tensor, rows: int) -> Tensor:
+        """q_ij of all the true neighbours of some targets."""
+        odds = self.policy.odds(layer)
+        log = odds.edge[place].double()
+        w = (log - segment_max(log, row, rows)[row]).exp()
+        n = segment_sum(torch.ones_like(w), row, rows)
+        return (1.0 - odds.eta) * w / segment_sum(w, row, rows)[row] + odds.eta / n[row]
+
+    @torch.no_grad()
+    def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
+        g = self.graph
+        for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
+            dst, others = block.n_id[: block.num_dst], ~block.is_self()
+            size = g.indptr[dst + 1] - g.first[dst]
+            row, place = reference.spans(g.first[dst], size)
+            at = (size.cumsum(0) - size)[block.dst] + block.pos - g.first[dst][block.dst]
+            q = torch.ones_like(block.scale)
+            q[others] = self.votes(layer, row, place, dst.numel())[at[others]].to(q.dtype)
+            seen = block._replace(prob=(~others).to(q.dtype))  # the policy learns from all that are not sure by nature
+            self.policy.update(layer, seen, e / (block.scale * q).square().clamp(min=1e-30))

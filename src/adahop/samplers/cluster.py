@@ -1,0 +1,75 @@
+"""ClusterGCN: batches of METIS clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.checks import between, count
+from adahop.graph import Graph
+from adahop.ops import random, reference, segment_sum
+from adahop.samplers.base import EPOCH
+from adahop.samplers.partition import partition
+from adahop.samplers.subgraph import SubgraphSampler
+
+
+class ClusterGCN(SubgraphSampler):
+    """A few METIS clusters a batch, with the edges between them; weights re-normalised within the batch.
+
+    scale_ij = sum over N(i) of a / sum over N(i) in the batch of a, so that a row keeps its sum; a self-loop's is
+    (1 + diagonal) times that. ClusterGCN (Chiang et al. 2019; `diagonal` is the lambda of its Eq. 11); evaluation knows
+    nothing of `diagonal`. By default clusters of about 250 nodes, four a batch, but at least five batches an epoch.
+    `batch_size` has no say. Clusters without a node that counts are left out of an epoch. Biased: edges to other
+    batches are lost. Memory: 20 bytes a node.
+
+    >>> sampler = ClusterGCN(Graph.from_edge_index([[0, 1, 2, 3], [1, 0, 3, 2]]), [-1], parts=2)
+    >>> [sorted(seeds.tolist()) for seeds in sampler.epoch([0, 1], 1)]
+    [[0, 1]]
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        sizes: Sequence[int],
+        seed: int = 0,
+        parts: int | None = None,
+        clusters: int | None = None,
+        diagonal: float = 0.0,
+    ):
+        super().__init__(graph, sizes, seed)
+        parts = max(1, graph.num_nodes // 250) if parts is None else count(parts, 1, "parts")
+        part = partition(graph, parts).to(graph.device)
+        self.parts = int(part.max()) + 1 if part.numel() else 0
+        self.clusters = max(1, min(4, self.parts // 5)) if clusters is None else count(clusters, 1, "clusters")
+        self.diagonal = between(diagonal, 0.0, 1e6, "diagonal")
+        self.register_buffer("part", part, persistent=False)
+        self.register_buffer("members", torch.argsort(part, stable=True), persistent=False)
+        size = torch.bincount(part, minlength=self.parts)
+        self.register_buffer("start", torch.cat([size.new_zeros(1), size.cumsum(0)]), persistent=False)
+        total = segment_sum(graph.edge_weight().double(), graph.dst(), graph.num_nodes)
+        self.register_buffer("total", total.float(), persistent=False)
+
+    def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
+        """All nodes of `clusters` clusters a batch."""
+        count(batch_size, 1, "batch_size")
+        busy = self.part[self.remember(nodes)].unique()
+        if shuffle:
+            busy = random.shuffled(busy, random.key(self.seed, EPOCH, int(self.epochs)))
+        self.epochs += 1
+        for some in busy.split(self.clusters) if busy.numel() else ():
+            yield self.members[reference.spans(self.start[some], self.start[some + 1] - self.start[some])[1]]
+
+    def batches(self, nodes: Tensor, batch_size: int) -> int:
+        return -(-self.part[nodes.to(self.part.device)].unique().numel() // self.clusters)
+
+    def draw(self, seeds: Tensor) -> list[Block]:
+        block = self.induced(seeds)
+        kept = segment_sum(block.weight, block.dst, block.num_dst)
+        scale = (self.total[seeds] / kept.clamp(min=1e-30))[block.dst]
+        if self.diagonal:
+            scale = torch.where(block.is_self(), (1.0 + self.diagonal) * scale, scale)
+        return [block._replace(scale=torch.where(block.weight > 0, scale, 1.0))] * len(self.sizes)

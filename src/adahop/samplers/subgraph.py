@@ -1,0 +1,50 @@
+"""Subgraph sampling: all layers run on one induced subgraph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block, expand
+from adahop.checks import node_ids
+from adahop.graph import Graph
+from adahop.ops.subgraph import induced
+from adahop.samplers.base import Sampler
+
+
+class SubgraphSampler(Sampler):
+    """Every layer's block is the subgraph induced by some nodes, seeds first; all its nodes are targets in every layer.
+
+    Only the nodes last passed to `epoch` (all, before that) count in the loss. Of `sizes` only the length matters.
+    """
+
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
+        super().__init__(graph, sizes, seed)
+        everyone = torch.ones(graph.num_nodes, dtype=torch.bool, device=graph.device)
+        self.register_buffer("counted", everyone, persistent=False)
+
+    def remember(self, nodes: Any) -> Tensor:
+        """The checked ids of the nodes that count in the loss from now on."""
+        ids = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
+        self.counted = torch.zeros_like(self.counted)
+        self.counted[ids] = True
+        return ids
+
+    def induced(self, nodes: Tensor) -> Block:
+        """The induced subgraph with the graph's own weights."""
+        g = self.graph
+        ptr, pos, src = induced(g.indptr, g.indices, nodes, self._scratch)
+        one = torch.ones(pos.numel(), device=g.device)
+        weight = one if g.weight is None else g.weight[pos]
+        e_id = pos if g.eid is None else g.eid[pos].long()
+        edge_index = torch.stack([src, expand(ptr, pos.numel())])
+        return Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos)
+
+    def loss_weight(self, blocks: Sequence[Block]) -> Tensor:
+        """The mean over the counted nodes of the batch."""
+        last = blocks[-1]
+        counted = self.counted[last.n_id[: last.num_dst]].float()
+        return counted / counted.sum().clamp(min=1.0)
