@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,17 @@ import torch
 
 from adahop.graph import Graph
 
+
+def drop_stale_kernels() -> None:
+    """Numba's cache does not notice a change in a file that a kernel's own file imports: drop what is older."""
+    ops = Path(importlib.import_module("adahop.ops").__file__).parent
+    newest = max(f.stat().st_mtime for f in ops.glob("*.py"))
+    for kept in ops.glob("__pycache__/*.nb[ci]"):
+        if kept.stat().st_mtime < newest:
+            kept.unlink(missing_ok=True)
+
+
+drop_stale_kernels()
 torch.set_num_threads(1)  # kernels follow torch; tests that need more threads ask for them
 
 
@@ -30,11 +42,9 @@ def messy_graph(nodes: int = 60, edges: int = 900, seed: int = 0) -> Graph:
 
 
 def star(n: int, copies: int = 1) -> Graph:
-    """`copies` hubs 0, 1, ... of n neighbours each; the neighbours of all of them are the nodes copies .. copies + n."""
+    """`copies` hubs 0, 1, ... of n neighbours each, the same nodes copies .. copies + n for all."""
     hub = torch.arange(copies).repeat_interleave(n)
-    return Graph.from_edge_index(
-        torch.stack([copies + torch.arange(n).repeat(copies), hub]), num_nodes=copies + n
-    )
+    return Graph.from_edge_index(torch.stack([copies + torch.arange(n).repeat(copies), hub]), num_nodes=copies + n)
 
 
 def full_sum(graph: Graph, h: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import messy_graph, star
 from scipy import stats
 
 from adahop import draws, ops
 from adahop.checks import InputError
 from adahop.ops import Odds, cpu_draw, random, reference
+from conftest import messy_graph, star
 
 HOW = ("multinomial", "systematic", "depround", "poisson")
 ALL = torch.tensor([-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import block_sum, messy_graph, star
 
 from adahop import ops
 from adahop.block import Block, expand
@@ -12,6 +11,7 @@ from adahop.estimators import ATTENTION, attention, energies, gather, plain
 from adahop.graph import Graph
 from adahop.policies import Exp3, Exp3M
 from adahop.samplers import NeighborSampler
+from conftest import block_sum, messy_graph, star
 
 
 def hub_block(sources: list[int], scale: list[float], prob: list[float]) -> Block:
@@ -207,7 +207,9 @@ def test_gather_sum_keeps_the_dtype(dtype):
     h, src, dst, coef, ptr = sum_case(None, 4)
     out = ops.gather_sum(h.to(dtype), src, dst, coef, ptr)
     assert out.dtype == dtype
-    assert torch.allclose(out.double(), dense_sum(h, src, dst, coef, 6).double(), atol=0.2 if dtype != torch.float64 else 1e-5)
+    assert torch.allclose(
+        out.double(), dense_sum(h, src, dst, coef, 6).double(), atol=0.2 if dtype != torch.float64 else 1e-5
+    )
 
 
 @pytest.mark.parametrize("edges", [0, 3])

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from conftest import messy_edges, messy_graph, same_blocks
 from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import IdError, InputError, KindError
 from adahop.graph import Graph
 from adahop.samplers import NeighborSampler
+from conftest import messy_edges, messy_graph, same_blocks
 
 
 def dense(graph: Graph) -> torch.Tensor:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import block_sum, full_sum, messy_graph, same_blocks
 
 from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop.methods import make
 from adahop.ops import labor, threads
 from adahop.samplers import Labor
+from conftest import block_sum, full_sum, messy_graph, same_blocks
 
 PPI = Path(__file__).parents[2] / "shared" / "data" / "ppi_rebuilt_labels.npz"
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from conftest import messy_graph
 
 from adahop import models
 from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop.models.base import full_block, node_chunks
 from adahop.samplers import NeighborSampler
+from conftest import messy_graph
 
 KINDS = [
     ("gcn", {}), ("gcn", {"norm": "sym"}), ("sage", {}), ("gat", {}), ("gat", {"heads": 4, "score": "relu"}),
@@ -109,7 +109,9 @@ def test_sage_against_pyg():
     model = build("sage", {}, arch="plain", layers=1)
     edge_index = torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0))
     conv, ours = pyg.SAGEConv(WIDTH, OUT), model.convs[0]
-    conv.load_state_dict({"lin_l.weight": ours.others.weight, "lin_l.bias": ours.own.bias, "lin_r.weight": ours.own.weight})
+    conv.load_state_dict(
+        {"lin_l.weight": ours.others.weight, "lin_l.bias": ours.own.bias, "lin_r.weight": ours.own.weight}
+    )
     g = Graph.from_edge_index(edge_index, num_nodes=20).normalized("row", self_loops=False)
     assert torch.allclose(model.inference(g, features(20)), conv(features(20), edge_index), atol=1e-5)
 

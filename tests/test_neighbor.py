@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from conftest import block_sum, full_sum, messy_graph, same_blocks
 
 import adahop
 from adahop import ops
@@ -13,6 +14,7 @@ from adahop.graph import Graph
 from adahop.methods import METHODS
 from adahop.policies import Exp3, Exp3M, Static
 from adahop.samplers import NeighborSampler
+from conftest import block_sum, full_sum, messy_graph, same_blocks
 
 DRAWS = ("multinomial", "systematic", "depround", "poisson")
 
@@ -118,7 +120,7 @@ def test_blocks_nest(sizes):
     blocks = NeighborSampler(g, sizes).sample(seeds)
     assert len(blocks) == len(sizes)
     assert torch.equal(blocks[-1].n_id[:4], seeds) and blocks[-1].num_dst == 4
-    for low, high in zip(blocks[:-1], blocks[1:], strict=True):
+    for low, high in itertools.pairwise(blocks):
         assert low.num_dst == high.num_src and torch.equal(low.n_id[: low.num_dst], high.n_id)
     for block, k in zip(blocks, sizes, strict=True):
         assert len(block.n_id.unique()) == block.num_src

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from conftest import star
 
 from adahop import draws, ops
 from adahop.block import Block
@@ -14,6 +13,7 @@ from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop.policies import Exp3, Exp3M, Static, Uniform
 from adahop.samplers import NeighborSampler
+from conftest import star
 
 
 def stars(n: int, copies: int, spread: float, seed: int = 0) -> tuple[Graph, torch.Tensor]:
@@ -48,7 +48,7 @@ def best(cost: torch.Tensor, k: int, capped: bool) -> torch.Tensor:
 
 
 def play(policy, draw, graph, norm, copies, k, visits, seed=1, noise=0.0, look=None):
-    """Visit every hub `visits` times; `look(t)` before each visit. `noise` is the log-spread of a norm at each sight."""
+    """Visit every hub `visits` times; `look(t)` before each. `noise` is the log-spread of a norm at each sight."""
     sampler = NeighborSampler(graph, [k], policy, draw, seed=seed)
     gen, hubs = torch.Generator().manual_seed(seed), torch.arange(copies)
     for t in range(visits):
@@ -76,7 +76,9 @@ def hand_block(pos: list[int], prob: list[float], scale: list[float], n: int) ->
     n_id = torch.cat([torch.zeros(1, dtype=torch.long), at + 1])
     edge_index = torch.stack([torch.arange(len(pos)) + 1, torch.zeros(len(pos), dtype=torch.long)])
     weight = torch.ones(len(pos))
-    return Block(n_id, 1, edge_index, at, weight, torch.tensor(prob), torch.tensor(scale), torch.tensor([0, len(pos)]), at)
+    return Block(
+        n_id, 1, edge_index, at, weight, torch.tensor(prob), torch.tensor(scale), torch.tensor([0, len(pos)]), at
+    )
 
 
 def test_a_neighbour_drawn_twice_gains_twice():
@@ -356,6 +358,8 @@ def test_static_weights_follow_the_users_order():
     assert torch.equal(own.odds(0).edge, 10 * g.weight)
     assert torch.equal(Static(g, 1).odds(0).edge, g.weight)
     assert Uniform(g, 1).odds(0).edge is None
+    with pytest.raises(InputError, match="`eta` must be"):
+        Static(g, 1, eta=1.0)
     with pytest.raises(InputError, match=r"weight\[1\] = -1"):
         Static(g, 1, weight=[1.0, -1.0, 1.0, 1.0])
 

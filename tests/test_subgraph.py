@@ -93,8 +93,10 @@ def test_one_seed_gives_the_same_batches(method):
     assert len({tuple(b.n_id.tolist()) for b in runs[0]}) > 1 or method == "cluster-gcn"
 
 
-@pytest.mark.parametrize("method,options", [("cluster-gcn", {"parts": 2}), ("graphsaint", {"walk": "rw"}),
-                                            ("graphsaint", {"walk": "node"}), ("graphsaint", {"walk": "edge"})])  # fmt: skip
+@pytest.mark.parametrize(
+    "method,options",
+    [("cluster-gcn", {"parts": 2}), *(("graphsaint", {"walk": walk}) for walk in ("rw", "node", "edge"))],
+)
 @pytest.mark.parametrize("n,edges", [(1, []), (5, []), (4, [(0, 1)]), (3, [(0, 0), (1, 1)])])
 def test_graphs_with_next_to_nothing(method, options, n, edges):
     g = Graph.from_edge_index(np.array(edges, dtype=np.int64).reshape(-1, 2).T, num_nodes=n)
@@ -210,7 +212,9 @@ def test_norms_are_right_on_average(walk):
 def test_loss_weights_sum_to_one_on_average():
     g = random_graph(loops=False).normalized()
     sampler = GraphSAINT(g, [-1], roots=10, coverage=500)
-    sums = [sampler.loss_weight(sampler.sample(s)).sum() for _ in range(100) for s in sampler.epoch(torch.arange(40), 4)]
+    sums = [
+        sampler.loss_weight(sampler.sample(s)).sum() for _ in range(100) for s in sampler.epoch(torch.arange(40), 4)
+    ]
     assert abs(float(torch.stack(sums).mean()) - 1) < 0.02
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import block_sum, full_sum, messy_graph, same_blocks, star, toy_data
 from torch_geometric.nn import GCNConv
 
 from adahop.estimators import alignments
@@ -13,6 +12,7 @@ from adahop.models import make as make_model
 from adahop.policies import Thanos
 from adahop.train import fit
 from adahop.watch import watch
+from conftest import block_sum, full_sum, messy_graph, same_blocks, star, toy_data
 
 METHODS = ["thanos", "thanos.m"]
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from conftest import messy_graph
 from torch import nn
 
 from adahop import models, watch
 from adahop.samplers import NeighborSampler
+from conftest import messy_graph
 
 
 def small_batch(sizes=(3, 2), norm=("row", True), width: int = 6):

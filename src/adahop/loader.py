@@ -62,7 +62,7 @@ class Loader:
         try:
             yield from self._ahead(seeds, pool)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
             self.sampler.defer(False)
 
     def _ahead(self, seeds: Iterator[Tensor], pool: ThreadPoolExecutor) -> Iterator[Data]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from adahop.checks import one_of
 
@@ -35,15 +35,12 @@ def score(metric: str, out: Tensor, y: Tensor) -> float:
 
 
 def _roc_auc(out: Tensor, y: Tensor) -> float:
-    """Mean over the labels that have both kinds; for two classes, of the second's score."""
+    """Mean over the labels that have both kinds; classes count one against the rest, of two only the second."""
     from sklearn.metrics import roc_auc_score
 
     if not y.is_floating_point():
-        out = torch.softmax(out, 1)
-        if out.shape[1] == 2:
-            return float(roc_auc_score(y.cpu(), out[:, 1].cpu()))
-        return float(roc_auc_score(y.cpu(), out.cpu(), multi_class="ovr", labels=range(out.shape[1])))
-    mixed = (y.min(0).values < y.max(0).values).nonzero().flatten()
-    if mixed.numel() == 0:
-        return 0.5
-    return float(roc_auc_score(y[:, mixed].cpu(), out[:, mixed].cpu(), average="macro"))
+        out, y = torch.softmax(out, 1), one_hot(y, out.shape[1])
+        out, y = (out[:, 1:], y[:, 1:]) if out.shape[1] == 2 else (out, y)
+    mixed = (y.min(0).values < y.max(0).values).nonzero().flatten().tolist()
+    areas = [roc_auc_score(y[:, j].cpu(), out[:, j].cpu()) for j in mixed]
+    return float(sum(areas) / len(areas)) if areas else 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,8 @@ class Config:
         one_of(self.arch, ("plain", "residual"), "arch")
         preset = METHODS[one_of(self.method, METHODS, "method")]
         if self.model not in preset.models:
-            raise InputError(preset.why_not or f"`method` {self.method} must run with {preset.models}, got {self.model}")
+            known = ", ".join(preset.models)
+            raise InputError(preset.why_not or f"`model` must be one of {known} for {self.method}, got {self.model}")
         object.__setattr__(self, "sizes", tuple(check_sizes(self.sizes)))
         for name, low in (("hidden", 1), ("epochs", 1), ("batch_size", 1), ("patience", 0), ("prefetch", 0)):
             count(getattr(self, name), low, name)
@@ -119,15 +120,17 @@ def fit(
 ) -> Result:
     """Train on the data's training nodes and keep what was best on validation.
 
-    Options are the fields of `Config`. The seed resets the model, its dropout and the sampler: a run is the same alone or
-    after others, and torch's own random state is left as it was.
+    Options are the fields of `Config`, and override those of `config`. The seed resets the model, its dropout and the
+    sampler: a run is the same alone or after others, and torch's own random state is left as it was.
 
     >>> import adahop
     >>> result = adahop.fit(adahop.load("digits"), method="bs", sizes=(5, 5), epochs=1, hidden=16)
     >>> result.steps
     5
     """
-    config = Config(**options) if config is None else config
+    for name in options:
+        one_of(name, Config.__dataclass_fields__, "option")
+    config = replace(config or Config(), **options)
     one_of(data.metric, METRICS, "metric")
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices):

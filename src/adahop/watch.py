@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
@@ -25,12 +26,7 @@ def watch(model: nn.Module, feedback: str = "energy") -> Iterator[list[Tensor]]:
     """
     energy: list[Tensor] = []
     heard: set[str] = set()
-    listening = {name: m for name, m in model.named_modules() if hasattr(m, "watcher") or isinstance(m, MessagePassing)}
-    if not listening:
-        raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
-    strange = [m for m in listening.values() if not hasattr(m, "watcher")]
-    if strange and feedback != "energy":
-        raise ValueError(f"`feedback` must be 'energy' for PyG's {type(strange[0]).__name__}, got '{feedback}'")
+    listening = _layers(model, feedback)
     handles = []
     try:
         for name, module in listening.items():
@@ -51,6 +47,17 @@ def watch(model: nn.Module, feedback: str = "energy") -> Iterator[list[Tensor]]:
         raise RuntimeError(
             f"layer '{silent[0]}' passed no messages while watched; pass it edge_index, not a sparse matrix, and run it"
         )
+
+
+def _layers(model: nn.Module, feedback: str) -> dict[str, Any]:
+    """The layers that pass messages, by name."""
+    found = {name: m for name, m in model.named_modules() if hasattr(m, "watcher") or isinstance(m, MessagePassing)}
+    if not found:
+        raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
+    strange = [m for m in found.values() if not hasattr(m, "watcher")]
+    if strange and feedback != "energy":
+        raise ValueError(f"`feedback` must be 'energy' for PyG's {type(strange[0]).__name__}, got '{feedback}'")
+    return found
 
 
 def _note(name: str, energy: list[Tensor], heard: set[str]):

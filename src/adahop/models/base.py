@@ -20,7 +20,8 @@ State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 class Conv(nn.Module):
     """One layer: from h of the sources, and of the targets, to the targets' new h.
 
-    `self.speak` tells a watching sampler one number a message, its energy or what else it wants; it costs nothing while nobody watches.
+    `self.speak` tells a watching sampler one number a message, its energy or what else it wants; it costs nothing while
+    nobody watches.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_block, cpu_draw, random, reference
+from adahop.ops import cpu_block, cpu_draw, cpu_rows, random, reference
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
@@ -58,27 +58,30 @@ def draw(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: Tensor,
         ks = k.expand(dst.numel()) if k.numel() == 1 else k
         return Drawn(*reference.draw(
             indptr, first, indices, dst, ks, how, odds.edge, odds.log, odds.node, odds.eta, key))  # fmt: skip
-    form = cpu_draw.UNIFORM if odds.edge is None else cpu_draw.EDGE_LOG if odds.log else cpu_draw.EDGE
-    none = np.empty(0, np.float32)
-    edge = none if odds.edge is None else odds.edge.numpy()
-    node = none if odds.node is None else odds.node.numpy()
-    n = dst.numel()
-    ptr = np.zeros(n + 1, np.int64)
-    graph = (indptr.numpy(), first.numpy(), indices.numpy(), dst.numpy(), k.numpy())
-    choice = (DRAWS[how], form, edge, node, odds.eta, key)
-    nothing = np.empty(0, np.int64), none, none
-    work = _work(graph, k)
-    over(cpu_draw.rows, n, True, *graph, *choice, ptr, *nothing, work=work)
+    plain = odds.edge is None and odds.node is None and how != "poisson"
+    kernel = cpu_rows.uniform_rows if plain else cpu_rows.weighted_rows
+    graph = (indptr.numpy(), first.numpy(), dst.numpy(), k.numpy())
+    choice = (DRAWS[how], key) if plain else (DRAWS[how], key, indices.numpy(), *_odds(odds))
+    n, work = dst.numel(), _work(graph)
+    ptr, none = np.zeros(n + 1, np.int64), np.empty(0, np.float32)
+    over(kernel, n, True, *graph, *choice, ptr, np.empty(0, np.int64), none, none, work=work)
     np.cumsum(ptr, out=ptr)
     m = int(ptr[-1])
     pos, prob, scale = np.empty(m, np.int64), np.empty(m, np.float32), np.empty(m, np.float32)
-    over(cpu_draw.rows, n, False, *graph, *choice, ptr, pos, prob, scale, work=work)
+    over(kernel, n, False, *graph, *choice, ptr, pos, prob, scale, work=work)
     return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
 
 
-def _work(graph: tuple, k: Tensor) -> np.ndarray:
+def _odds(odds: Odds) -> tuple:
+    """(form, edge, node, eta) as the kernels take them."""
+    form = cpu_draw.UNIFORM if odds.edge is None else cpu_draw.EDGE_LOG if odds.log else cpu_draw.EDGE
+    edge, node = (np.empty(0, np.float32) if t is None else t.numpy() for t in (odds.edge, odds.node))
+    return form, edge, node, odds.eta
+
+
+def _work(graph: tuple) -> np.ndarray:
     """Cumulative degree of the targets: what a scan of their neighbourhoods costs."""
-    indptr, _, _, dst, _ = graph
+    indptr, _, dst, _ = graph
     return np.concatenate([[0], np.cumsum(indptr[dst + 1] - indptr[dst] + 16)])
 
 

@@ -1,11 +1,11 @@
-"""Draws on the CPU: for each target, which places of its segment, with which probability and scale."""
+"""Draws on the CPU: odds, inclusion probabilities, and the ways to pick k of n by them."""
 
 from __future__ import annotations
 
 import numba as nb
 import numpy as np
 
-from adahop.ops.random import base, draw_below, draw_unit
+from adahop.ops.random import draw_below, draw_unit
 
 MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
 UNIFORM, EDGE, EDGE_LOG = 0, 1, 2  # how the odds of an edge are given
@@ -166,66 +166,3 @@ def poisson(p, n, stream, out):
             out[m] = j
             m += 1
     return m
-
-
-@nb.njit(nogil=True, cache=True)
-def rows(lo, hi, count, indptr, first, indices, dst, ks, how, form, edge, node, eta, key, ptr, pos, prob, scale):
-    """Fill targets lo..hi. With `count`, only ptr[t + 1] = how many places target t takes."""
-    longest = 1
-    for t in range(lo, hi):
-        longest = max(longest, indptr[dst[t] + 1] - first[dst[t]])
-    big = form != UNIFORM or node.shape[0] > 0 or how == POISSON
-    w = np.empty(longest if big else 1)
-    idx = np.empty(longest if big else 1, np.int64)
-    out = np.empty(longest, np.int64)
-    for t in range(lo, hi):
-        v = dst[t]
-        a, n = first[v], indptr[v + 1] - first[v]
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
-        loops = a - indptr[v]
-        o = 0 if count else ptr[t]
-        if not count:
-            for j in range(loops):
-                pos[o + j], prob[o + j], scale[o + j] = indptr[v] + j, 1.0, 1.0
-            o += loops
-        m = fill_odds(w, idx, a, n, form, edge, node, indices, eta) if big else n
-        if k < 0 or m <= k:
-            if count:
-                ptr[t + 1] = loops + m
-                continue
-            for j in range(m):
-                pos[o + j], prob[o + j], scale[o + j] = a + (idx[j] if big else j), 1.0, 1.0
-            continue
-        if count and how != POISSON:
-            ptr[t + 1] = loops + k
-            continue
-        stream = base(key, v)
-        if not big:
-            if how == MULTINOMIAL:
-                for s in range(k):
-                    pos[o + s] = a + draw_below(stream, s, n)
-                    prob[o + s], scale[o + s] = 1.0 / n, np.float64(n) / k
-            else:
-                floyd(n, k, stream, out)
-                for s in range(k):
-                    pos[o + s] = a + out[s]
-                    prob[o + s], scale[o + s] = np.float64(k) / n, np.float64(n) / k
-        elif how == MULTINOMIAL:
-            total = multinomial(w, m, k, eta, stream, out)
-            for s in range(k):
-                j = out[s]
-                q = (1.0 - eta) * (w[j] - (w[j - 1] if j > 0 else 0.0)) / total + eta / m
-                pos[o + s], prob[o + s], scale[o + s] = a + idx[j], q, 1.0 / (k * q)
-        else:
-            inclusion(w, m, k, eta)
-            if how == POISSON:
-                taken = poisson(w, m, stream, out)
-                if count:
-                    ptr[t + 1] = loops + taken
-                    continue
-            else:
-                shuffle(idx, w, m, stream)
-                taken = systematic(w, m, k, stream, out) if how == SYSTEMATIC else depround(w, m, k, stream, out)
-            for s in range(taken):
-                j = out[s]
-                pos[o + s], prob[o + s], scale[o + s] = a + idx[j], w[j], 1.0 / w[j]

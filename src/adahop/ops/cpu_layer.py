@@ -7,7 +7,7 @@ import numba as nb
 
 @nb.njit(nogil=True, cache=True)
 def scan(indptr, first, indices, dst, inner, local_of, row, place, local, nodes):
-    """Number the sources as they first appear, -1 for targets where `inner`; how many. `local_of` holds -1 throughout."""
+    """Number the sources as they first appear, -1 for targets where `inner`; how many. `local_of` is -1 throughout."""
     if inner:
         for i in range(dst.shape[0]):
             local_of[dst[i]] = -2

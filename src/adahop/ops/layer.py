@@ -38,10 +38,11 @@ def near(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, inner: boo
     """
     if fast(dst):
         m = int((indptr[dst + 1] - first[dst]).sum())
-        row, place, local, nodes = (np.empty(m, np.int64) for _ in range(4))
-        graph = (t.numpy() for t in (indptr, first, indices, dst))
-        many = cpu_layer.scan(*graph, inner, scratch.numpy(), row, place, local, nodes)
-        return Near(*map(torch.from_numpy, (row, place, local, nodes[:many].copy())))
+        out = [np.empty(m, np.int64) for _ in range(4)]
+        given = [t.numpy() for t in (indptr, first, indices, dst)]
+        many = cpu_layer.scan(*given, inner, scratch.numpy(), *out)  # type: ignore[call-arg]
+        out[3] = out[3][:many].copy()
+        return Near(*map(torch.from_numpy, out))
     row, place = reference.spans(first[dst], indptr[dst + 1] - first[dst])
     head = dst if inner else dst[:0]
     n_id, local = reference.relabel(head, indices[place].long())
@@ -74,11 +75,11 @@ def keep(indptr: Tensor, first: Tensor, dst: Tensor, near: Near, prob: Tensor, s
     loops = first[dst] - indptr[dst]
     if fast(dst):
         most = int(loops.sum()) + near.row.numel()
-        ptr, pos = np.empty(dst.numel() + 1, np.int64), np.empty(most, np.int64)
-        out = np.empty(most, np.float32), np.empty(most, np.float32)
-        given = (t.numpy() for t in (indptr, first, dst, near.row, near.place, near.local, prob, scale))
-        m = cpu_layer.keep(*given, ptr, pos, *out)
-        return Drawn(*(torch.from_numpy(a) for a in (ptr, *(a[:m].copy() for a in (pos, *out)))))
+        out = [np.empty(most, t) for t in (np.int64, np.float32, np.float32)]
+        start = np.empty(dst.numel() + 1, np.int64)
+        given = [t.numpy() for t in (indptr, first, dst, near.row, near.place, near.local, prob, scale)]
+        m = cpu_layer.keep(*given, start, *out)  # type: ignore[call-arg]
+        return Drawn(*map(torch.from_numpy, (start, *(a[:m].copy() for a in out))))
     chance = near.local >= 0
     one = torch.ones(1, device=dst.device)
     at = torch.where(chance, near.local, near.nodes.numel())  # whoever needs no draw reads the 1 at the end

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop.block import Block
-from adahop.checks import edge_weights
+from adahop.checks import between, edge_weights
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, segment_sum
 
@@ -48,7 +48,7 @@ class Static(Policy):
 
     def __init__(self, graph: Graph, layers: int, weight: Any = None, eta: float = 0.0):
         super().__init__(graph, layers)
-        self.eta = eta
+        self.eta = between(eta, 0.0, 0.999, "eta")
         if weight is not None:
             weight = edge_weights(weight, graph.num_edges)
             weight = weight if graph.eid is None else weight[graph.eid.long()]

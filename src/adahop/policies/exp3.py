@@ -20,8 +20,9 @@ Reward = str | Callable[[Block, Tensor], Tensor]
 class Exp3(Policy):
     """q = (1 - eta) w / sum w + eta / n, and w <- w exp(gain) for the drawn (Alg. 2 of the paper, mended).
 
-    step = a number or "scale-free": gain = step (1/k) (r / mean r - 1) / (q n), clipped to [-1, 1], with a running
-    mean of each node's reward, so that the reward's unit does not matter. step = "paper": gain = delta r / (k q),
+    step = a number, or "scale-free" for 0.3 sqrt(k) (k draws average the noise out, so a larger step is safe):
+    gain = step (1/k) (r / mean r - 1) / (q n), clipped to [-1, 1], with a running mean of each node's reward, so that
+    the reward's unit does not matter. step = "paper": gain = delta r / (k q),
     delta = sqrt((1 - eta) eta^4 k^5 ln(n/k) / (T n^4)) with T the node's visits (or `horizon`).
     A neighbour drawn twice gains twice. Memory: 4 bytes an edge and 8 a node, a layer (once with `share_layers`).
 
@@ -102,7 +103,7 @@ class Exp3(Policy):
         old = self.mean[layer, node]
         mean = torch.where(chance, old + rate * (rows.mean(reward) - old), old)
         self.mean[layer, node] = torch.where(torch.isfinite(mean), mean, old)
-        step = self.STEP if self.step == "scale-free" else float(self.step)
+        step = self.STEP * k.sqrt() if self.step == "scale-free" else float(self.step)
         return step * (reward / mean.clamp(min=1e-38)[rows.row] - 1.0) / (k * rows.q * n)
 
     def _estimate(self, reward: Tensor, rows: Rows) -> Tensor:

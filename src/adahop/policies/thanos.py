@@ -30,6 +30,12 @@ class Thanos(Policy):
     feedback = "alignment"
     subset = False  # whether `prob` holds inclusion probabilities
 
+    log_weight: Tensor
+    mean: Tensor
+    size: Tensor
+    visits: Tensor
+    steps: Tensor
+
     def __init__(
         self,
         graph: Graph,

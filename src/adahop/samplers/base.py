@@ -24,6 +24,8 @@ class Sampler(nn.Module):
     """
 
     feedback = "energy"  # the number it learns from, see `watch`
+    step: Tensor
+    epochs: Tensor
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
         super().__init__()

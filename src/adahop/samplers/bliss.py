@@ -50,11 +50,12 @@ class Bliss(LayerSampler):
 
     def votes(self, layer: int, row: Tensor, place: Tensor, rows: int) -> Tensor:
         """q_ij of all the true neighbours of some targets."""
-        odds = self.policy.odds(layer)
-        log = odds.edge[place].double()
+        edge, eta = self.policy.odds(layer).edge, self.policy.eta
+        assert edge is not None
+        log = edge[place].double()
         w = (log - segment_max(log, row, rows)[row]).exp()
         n = segment_sum(torch.ones_like(w), row, rows)
-        return (1.0 - odds.eta) * w / segment_sum(w, row, rows)[row] + odds.eta / n[row]
+        return (1.0 - eta) * w / segment_sum(w, row, rows)[row] + eta / n[row]
 
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:

@@ -31,6 +31,11 @@ class ClusterGCN(SubgraphSampler):
     [[0, 1]]
     """
 
+    part: Tensor
+    members: Tensor
+    start: Tensor
+    total: Tensor
+
     def __init__(
         self,
         graph: Graph,

@@ -18,8 +18,8 @@ class Labor(Sampler):
 
     refine=0 (LABOR-0): pi_ij = min(1, k/n), Poisson draws of k on average. refine=r (LABOR-r): r times over, pi_j is
     multiplied by the largest c_i of j's targets, with c_i such that each target keeps the variance of k uniform draws:
-    sum_j 1/pi_ij = n^2/k. Fewer sources in all for the same variance; past r = 1 little is gained. Layer-neighbor sampling (Balin and Catalyurek
-    2023). Unbiased for any weights; no state.
+    sum_j 1/pi_ij = n^2/k. Fewer sources in all for the same variance; past r = 1 little is gained. Layer-neighbor
+    sampling (Balin and Catalyurek 2023). Unbiased for any weights; no state.
 
     >>> sampler = Labor(Graph.from_edge_index([[2, 3, 4, 2, 3, 4], [0, 0, 0, 1, 1, 1]]), [2])
     >>> block = sampler.sample([0, 1])[0]

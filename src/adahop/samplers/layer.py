@@ -70,6 +70,8 @@ class FastGCN(LayerSampler):
     [0.0, 1.0, 2.0]
     """
 
+    importance: Tensor
+
     def __init__(
         self,
         graph: Graph,

@@ -22,19 +22,22 @@ class ASGCN(LayerSampler):
     """q_j in proportion to (sum over the targets i of a_ij) g(x_j), g(x) = softplus(w.x + b) + 0.1, one w, b a layer.
 
     From Huang et al., "Adaptive Sampling" (2018), Eq. 8, whose g is |w.x|; ours is positive and smooth everywhere, and
-    starts as 1.1 for all. The parameters are trained by `penalty`, which lowers the variance sum_j sum_i a_ij^2 |h_j|^2 /
-    q_j(theta). With r_j = g_j(theta) / g_j(now), drawn edges e and drawn nodes j, its estimate from the draw is
+    starts as 1.1 for all. `penalty` trains the parameters to lower the variance sum_ij a_ij^2 |h_j|^2 / q_j(theta);
+    with r_j = g_j(theta) / g_j(now), drawn edges e and drawn nodes j, its estimate from the draw is
     V(theta) = (sum_e energy_e / r_e) (mean_j r_j): the first factor reweights what was seen to theta, the second is the
     normaliser of q(theta) over today's. For s independent draws the gradient is unbiased but for a factor (s - 1) / s.
     It joins the loss as lambda V / V(now), so that its unit never matters: the gradient is that of lambda log V. Nodes
-    sure to come (pi = 1) have no part in it. With a GAT this is AS-GAT. `features` [N, F] are read, never copied; without
-    them log(1 + in-degree) stands in. Memory: F + 1 numbers a layer.
+    sure to come (pi = 1) have no part in it. With a GAT this is AS-GAT. `features` [N, F] are read, never copied;
+    without them log(1 + in-degree) stands in. Memory: F + 1 numbers a layer.
 
     >>> sampler = ASGCN(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2], features=torch.eye(4))
     >>> blocks = sampler.sample([0])
     >>> sampler.penalty(blocks, [torch.ones(2)]).requires_grad
     True
     """
+
+    features: Tensor
+    unit: Tensor
 
     def __init__(
         self,

@@ -38,6 +38,10 @@ class GraphSAINT(SubgraphSampler):
     [0, 1]
     """
 
+    node_count: Tensor
+    edge_count: Tensor
+    odds: Tensor
+
     def __init__(
         self,
         graph: Graph,

@@ -21,6 +21,8 @@ class SubgraphSampler(Sampler):
     Only the nodes last passed to `epoch` (all, before that) count in the loss. Of `sizes` only the length matters.
     """
 
+    counted: Tensor
+
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
         super().__init__(graph, sizes, seed)
         everyone = torch.ones(graph.num_nodes, dtype=torch.bool, device=graph.device)
