@@ -28,6 +28,7 @@ class Method:
     models: tuple[str, ...] = ("gcn", "sage", "gat", "geniepath")
     why_not: str = ""  # one sentence for the models left out
     needs: tuple[str, ...] = ()  # options that come with the data: "features" is its x
+    estimator: str = "plain"  # what the model remembers, see `adahop.memory`
 
 
 def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "uniform", draw: str = "multinomial",
@@ -43,6 +44,9 @@ def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "
     return sampler
 
 
+FIXED = ("gcn", "sage")
+WHY_FIXED = "`model` must be gcn or sage for s-gcn: its control variate sums an old h with weights that must not change"
+
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
@@ -53,6 +57,8 @@ METHODS: dict[str, Method] = {
         Method("thanos", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise, {"policy": "thanos"}),
         Method("thanos.m", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise,
                {"policy": "thanosm", "draw": "depround"}),
+        Method("s-gcn", "node-wise", True, "4 bytes a node and unit of width, a hidden layer", node_wise,
+               {"policy": "uniform", "draw": "systematic"}, FIXED, WHY_FIXED, estimator="exact+history"),
         Method("labor", "node-wise", True, "none", Labor),
         Method("cluster-gcn", "subgraph", False, "20 bytes a node", ClusterGCN),
         Method("graphsaint", "subgraph", False, "4 bytes an edge and 4 a node", GraphSAINT),

@@ -16,6 +16,7 @@ from adahop.checks import InputError, between, count, one_of
 from adahop.loader import Loader
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
+from adahop.memory import ESTIMATORS
 from adahop.metrics import METRICS, criterion, score
 from adahop.samplers import Sampler
 from adahop.samplers.base import check_sizes
@@ -84,6 +85,7 @@ class Config:
     batch_size: int = 256
     patience: int = 0
     prefetch: int = 0
+    estimator: str | None = None  # None: the method's own
     device: str = "cpu"
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +103,8 @@ class Config:
         between(self.lr, 1e-12, 1e6, "lr")
         between(self.weight_decay, 0.0, 1e6, "weight_decay")
         between(self.dropout, 0.0, 0.999, "dropout")
+        if self.estimator is not None:
+            one_of(self.estimator, ESTIMATORS, "estimator")
         one_of(self.device.split(":")[0], ("cpu", "cuda"), "device")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
@@ -148,19 +152,20 @@ def _fit(data: Any, config: Config, seed: int, on_epoch: Callable, on_step: Call
     known = {"features": data.x}
     options = {**{k: known[k] for k in METHODS[config.method].needs}, **config.method_options}
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
+    sampler.skip = model.remember(config.estimator or METHODS[config.method].estimator, graph, data.x)
     parameters = [*model.parameters(), *sampler.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
     loader = Loader(data, sampler, data.train_mask, config.batch_size, prefetch=config.prefetch)
     result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=model, sampler=sampler)
-    best, start = None, time.perf_counter()
+    best, start, trained = None, time.perf_counter(), 0.0
     for epoch in range(1, config.epochs + 1):
-        total, seen = torch.zeros((), device=config.device), 0
+        total, seen, began = torch.zeros((), device=config.device), 0, time.perf_counter()
         for batch in loader:
             total += train_step(model, sampler, optimizer, batch) * batch.batch_size
             seen += batch.batch_size
             result.steps += 1
             on_step(result.steps)
-        trained = time.perf_counter() - start
+        trained += time.perf_counter() - began
         scores = evaluate(model, data, graph)
         row = {"epoch": epoch, "loss": float(total) / max(seen, 1), **scores, "seconds": trained}
         result.history.append(row)

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, linear
 
 from adahop.block import Block, expand
-from adahop.checks import between, count, one_of
+from adahop.checks import InputError, between, count, one_of
 from adahop.estimators import FEEDBACK
 from adahop.graph import Graph
+from adahop.memory import ControlVariate, FirstLayer, build
 
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 
@@ -34,6 +35,10 @@ class Conv(nn.Module):
             self.watcher(FEEDBACK[self.feedback](h, block, coef))
 
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
+        raise NotImplementedError
+
+    def combine(self, total: Tensor, own: Tensor) -> Tensor:
+        """The targets' new h from the full sum of a_ij h_j; only layers with fixed weights can say."""
         raise NotImplementedError
 
 
@@ -65,6 +70,8 @@ class GNN(nn.Module):
             for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
         )
         count(layers, 1, "layers")
+        self.memories = nn.ModuleDict()
+        self.whole = False  # while the whole graph is passed over, memories rest
         self.encoder: nn.Module | None = None
         self.decoder: nn.Module | None = None
         if self.wraps():
@@ -72,6 +79,7 @@ class GNN(nn.Module):
             widths = [hidden] * (layers + 1)
         else:
             widths = [inputs] + [hidden] * (layers - 1) + [outputs]
+        self.widths = widths[:-1]
         pairs = list(zip(widths[:-1], widths[1:], strict=True))
         last = len(pairs) - 1
         self.convs = nn.ModuleList(
@@ -107,11 +115,27 @@ class GNN(nn.Module):
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
         """One layer for the targets `own` and what they carry."""
+        conv = self.convs[layer]
+        if str(layer) in self.memories and not self.whole:
+            out = conv.combine(self.drop(self.remembered(layer, h, block)), self.drop(own))
+            return self.act(layer, out, state), state
         if layer > 0:
             h = self.drop(h)
             own = h[: block.num_dst] if self.training else own
-        out = self.convs[layer](h, own, block)
-        return self.act(layer, out, state), state
+        return self.act(layer, conv(h, own, block), state), state
+
+    def remembered(self, layer: int, h: Tensor, block: Block) -> Tensor:
+        """The layer's sum with the help of its memory; dropout comes after it, on the sum."""
+        conv, memory = self.convs[layer], self.memories[str(layer)]
+        if isinstance(memory, ControlVariate):
+            total, change, coef = memory(h, block)
+            conv.speak(change, block, coef)
+            return total
+        conv.speak(h, block, torch.zeros_like(block.scale))
+        total, weight = memory(block)
+        if self.encoder is None:
+            return total
+        return linear(total, self.encoder.weight) + weight * self.encoder.bias
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         if self.arch == "residual":
@@ -121,16 +145,32 @@ class GNN(nn.Module):
     def decode(self, h: Tensor) -> Tensor:
         return h if self.decoder is None else self.decoder(self.drop(h))
 
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def remember(self, estimator: str, graph: Graph, x: Tensor, dtype: torch.dtype = torch.float32) -> frozenset[int]:
+        """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn."""
+        if estimator != "plain" and type(self.convs[0]).combine is Conv.combine:
+            raise InputError(f"`estimator` must be plain for {type(self).__name__}, whose weights change, got {estimator}")
+        self.memories = build(estimator, graph, x, self.widths, dtype)
+        return frozenset(int(k) for k, m in self.memories.items() if isinstance(m, FirstLayer))
+
     # --- the whole graph -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def inference(self, graph: Graph, x: Tensor, edges: int = 1 << 20) -> Tensor:
-        """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time."""
+        """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time.
+
+        Snapshots are taken on the way: the pass that evaluates a model also renews its memory.
+        """
         was, _ = self.training, self.eval()
+        self.whole = True
         try:
             h, state = self._encode_all(x)
             cuts = node_chunks(graph, edges)
             for layer in range(len(self.convs)):
+                memory = self.memories[str(layer)] if str(layer) in self.memories else None
+                if isinstance(memory, ControlVariate) and memory.kind == "snapshot":
+                    memory.refresh(h)
                 parts, kept = [], []
                 for a, b in cuts:
                     carried = {k: v[a:b] for k, v in state.items()}
@@ -140,6 +180,7 @@ class GNN(nn.Module):
                 h, state = torch.cat(parts), {k: torch.cat([s[k] for s in kept]) for k in state}
             return torch.cat([self.decode(part) for part in h.split(1 << 16)]) if len(h) else self.decode(h)
         finally:
+            self.whole = False
             self.train(was)
 
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:

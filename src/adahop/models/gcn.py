@@ -29,6 +29,9 @@ class GCNConv(Conv):
         self.speak(h, block, coef)
         return (out if narrow else out @ weight.t()) + bias
 
+    def combine(self, total: Tensor, own: Tensor) -> Tensor:
+        return self.linear(total)
+
 
 class GCN(GNN):
     """Graph convolutional network (Kipf and Welling 2017), row- or symmetric-normalised A + I."""
@@ -56,6 +59,9 @@ class SAGEConv(Conv):
         out, coef = plain(h, block)
         self.speak(h, block, coef)
         return self.own(own) + (out if narrow else out @ weight.t())
+
+    def combine(self, total: Tensor, own: Tensor) -> Tensor:
+        return self.own(own) + self.others(total)
 
 
 class SAGE(GNN):

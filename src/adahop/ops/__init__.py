@@ -16,7 +16,7 @@ from adahop.ops import cpu_block, cpu_draw, cpu_rows, random, reference
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Drawn", "Odds", "add_log_weights", "draw", "gather_sum", "get_threads", "random", "reference",
+    "DRAWS", "Drawn", "Odds", "add_log_weights", "draw", "full_sum", "gather_sum", "get_threads", "random", "reference",
     "relabel", "segment_max", "segment_sum", "set_threads", "threads",
 ]  # fmt: skip
 
@@ -133,6 +133,20 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -
     else:
         out = segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1)
     return out.squeeze(1) if flat else out
+
+
+def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, nodes: Tensor) -> Tensor:
+    """out[t] = sum over all in-edges of nodes[t] of weight * h[source], straight from the CSR; no gradient."""
+    if fast(h) and h.dtype == torch.float32:
+        out = torch.empty(nodes.numel(), h.shape[1])
+        w = np.empty(0, np.float32) if weight is None else weight.numpy()
+        work = np.concatenate([[0], np.cumsum((indptr[nodes + 1] - indptr[nodes]).numpy())]) * max(h.shape[1] // 8, 1)
+        args = (t.detach().numpy() for t in (h, indptr, indices))
+        over(cpu_block.full_sum, nodes.numel(), *args, w, nodes.numpy(), out.numpy(), work=work)
+        return out
+    row, place = reference.spans(indptr[nodes], indptr[nodes + 1] - indptr[nodes])
+    message = h[indices[place].long()].float()
+    return segment_sum(message if weight is None else weight[place].unsqueeze(1) * message, row, nodes.numel())
 
 
 def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch) -> None:

@@ -42,6 +42,21 @@ def gather_sum(lo, hi, h, src, coef, ptr, out):
                     out[i, a, c] += x * h[s, a, c]
 
 
+@nb.njit(nogil=True, cache=True)
+def full_sum(lo, hi, h, indptr, indices, weight, nodes, out):
+    """out[t] = sum over all in-edges of nodes[t] of weight * h[source]."""
+    width = h.shape[1]
+    for t in range(lo, hi):
+        v = nodes[t]
+        for c in range(width):
+            out[t, c] = 0.0
+        for e in range(indptr[v], indptr[v + 1]):
+            s = indices[e]
+            x = weight[e] if weight.shape[0] > 0 else np.float32(1.0)
+            for c in range(width):
+                out[t, c] += x * h[s, c]
+
+
 @nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 def edge_dot(lo, hi, h, src, grad, dst, out):
     """out[e] = <grad[dst], h[src]> a head."""

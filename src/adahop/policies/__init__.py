@@ -2,10 +2,12 @@
 
 from adahop.policies.base import Policy, Rows, Static, Uniform
 from adahop.policies.exp3 import Exp3, Exp3M
+from adahop.policies.tracked import Tracked
 from adahop.policies.thanos import Thanos, ThanosM
 
 POLICIES: dict[str, type[Policy]] = {
+    "tracked": Tracked,
     "uniform": Uniform, "static": Static, "exp3": Exp3, "exp3m": Exp3M, "thanos": Thanos, "thanosm": ThanosM,
 }  # fmt: skip
 
-__all__ = ["POLICIES", "Exp3", "Exp3M", "Policy", "Rows", "Static", "Thanos", "ThanosM", "Uniform"]
+__all__ = ["POLICIES", "Exp3", "Exp3M", "Policy", "Rows", "Static", "Thanos", "ThanosM", "Tracked", "Uniform"]

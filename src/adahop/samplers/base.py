@@ -24,6 +24,7 @@ class Sampler(nn.Module):
     """
 
     feedback = "energy"  # the number it learns from, see `watch`
+    skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
     step: Tensor
     epochs: Tensor
 
@@ -94,6 +95,12 @@ class Sampler(nn.Module):
     def key(self, layer: int) -> int:
         """The name of this step's random stream for a layer."""
         return random.key(self.seed, int(self.step), layer)
+
+    def nothing(self, dst: Tensor) -> Block:
+        """A block without edges, for a layer that is skipped."""
+        none = torch.zeros(0, device=dst.device)
+        ptr = torch.zeros(dst.numel() + 1, dtype=torch.long, device=dst.device)
+        return self.block(dst, ops.Drawn(ptr, none.long(), none, none))
 
     def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""

@@ -44,6 +44,9 @@ class NeighborSampler(Sampler):
     def draw(self, seeds: Tensor) -> list[Block]:
         g, dst, blocks = self.graph, seeds, []
         for layer in reversed(range(len(self.sizes))):
+            if layer in self.skip:
+                blocks.append(self.nothing(dst))
+                continue
             k = torch.tensor([self.sizes[layer]], device=g.device)
             odds, key = self.policy.odds(layer), self.key(layer)
             drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, self.how, odds, key)

@@ -1,0 +1,48 @@
+"""History: the latest embedding seen of every node. `pull` reads rows, `push` writes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from adahop import ops
+from adahop.checks import InputError, in_range
+from adahop.graph import Graph
+
+
+class History(nn.Module):
+    """One row a node, in float32 or float16, on the device it is moved to. Not part of a model's state_dict.
+
+    >>> history = History(3, 2)
+    >>> history.push(torch.tensor([1]), torch.ones(1, 2)); history.pull(torch.tensor([0, 1])).tolist()
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+
+    value: Tensor
+
+    def __init__(self, num_nodes: int, width: int, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        if dtype not in (torch.float32, torch.float16):
+            raise InputError(f"`dtype` must be float32 or float16, got {dtype}")
+        self.register_buffer("value", torch.zeros(num_nodes, width, dtype=dtype), persistent=False)
+
+    @torch.no_grad()
+    def pull(self, n_id: Tensor) -> Tensor:
+        return self.value[in_range(n_id, len(self.value), "n_id") if n_id.device.type == "cpu" else n_id].float()
+
+    @torch.no_grad()
+    def push(self, n_id: Tensor, h: Tensor) -> None:
+        if h.shape != (n_id.numel(), self.value.shape[1]):
+            raise InputError(f"`h` must have shape {(n_id.numel(), self.value.shape[1])}, got {tuple(h.shape)}")
+        self.value[n_id] = h.detach().to(self.value.dtype)
+
+    @torch.no_grad()
+    def sums(self, graph: Graph, nodes: Tensor) -> Tensor:
+        """sum over *all* in-neighbours of weight * row, for each of the nodes: O(degree * width) a node."""
+        return ops.full_sum(self.value, graph.indptr, graph.indices, graph.weight, nodes)
+
+    def _apply(self, fn, recurse: bool = True) -> History:
+        kept = self.value.dtype  # .half() and .float() of a model are not meant for its memory
+        super()._apply(fn, recurse)
+        self.value = self.value.to(kept)
+        return self
