@@ -116,12 +116,22 @@ def test_sage_against_pyg():
     assert torch.allclose(model.inference(g, features(20)), conv(features(20), edge_index), atol=1e-5)
 
 
-def test_gat_against_pyg():
-    model = build("gat", {"heads": 3}, arch="plain", layers=1)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_gat_against_pyg(heads):
+    """One head narrows (scores as in the paper), three widen (free directions): both say what PyG's layer says."""
+    model = build("gat", {"heads": heads}, arch="plain", layers=1)
     edge_index = torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0))
-    conv, ours = pyg.GATConv(WIDTH, OUT, heads=3, concat=False, add_self_loops=False), model.convs[0]
-    conv.load_state_dict({"lin.weight": ours.linear.weight, "att_src": ours.src[None], "att_dst": ours.dst[None],
-                          "bias": ours.bias})  # fmt: skip
+    conv, ours = pyg.GATConv(WIDTH, OUT, heads=heads, concat=False, add_self_loops=False), model.convs[0]
+    assert ours.narrow == (heads == 1)
+    with torch.no_grad():
+        conv.lin.weight.copy_(ours.linear.weight)
+        conv.bias.copy_(ours.bias)
+        weight = ours.linear.weight.view(heads, OUT, WIDTH)
+        for theirs, mine in ((conv.att_src, ours.src), (conv.att_dst, ours.dst)):
+            if ours.narrow:
+                theirs.copy_(mine[None])
+            else:
+                mine.copy_((weight * theirs[0].unsqueeze(-1)).sum(1))
     g = Graph.from_edge_index(edge_index, num_nodes=20)
     assert torch.allclose(model.inference(g, features(20)), conv(features(20), edge_index), atol=1e-5)
 

@@ -25,9 +25,8 @@ def messages(conv, h, own, block):
     """coef * h_src of every edge, by hand and head by head."""
     if isinstance(conv, models.GATConv):
         value = conv.linear(h).view(-1, conv.heads, conv.width)
-        s = (conv.linear(own).view(-1, conv.heads, conv.width) * conv.dst).sum(-1)
-        t = (value * conv.src).sum(-1)
-        score = nn.functional.leaky_relu(s[block.dst] + t[block.src], conv.slope)
+        u, v = conv.directions()
+        score = nn.functional.leaky_relu((own @ u.t())[block.dst] + (h @ v.t())[block.src], conv.slope)
         raw = score.exp() * block.scale[:, None]
     elif isinstance(conv, models.BreadthConv):
         value = h.unsqueeze(1)

@@ -24,7 +24,7 @@ def plain(h: Tensor, block: Block) -> tuple[Tensor, Tensor]:
 
 
 def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Tensor:
-    """Coefficients a * scale of attention weights a = softmax(score), from the scores [M, H] of the sampled edges alone.
+    """Coefficients a * scale of attention weights a = softmax(score), from the scores [M, H] of the sample alone.
 
     "self-normalised" (Hajek): e^score scale / sum e^score scale, consistent for any draw.
     "paper": a' = (sum over S of q) softmax over S (Sec. 5.3), with q summing to 1 for every draw, times scale. A

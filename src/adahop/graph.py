@@ -111,7 +111,8 @@ class Graph:
         degree = torch.bincount(dst, minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
         loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-        return cls(indptr, _small(src, n), weight, _small(order, src.numel()), indptr[:-1] + loops)
+        eid = None if order is None else _small(order, src.numel())
+        return cls(indptr, _small(src, n), weight, eid, indptr[:-1] + loops)
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
@@ -206,6 +207,6 @@ class Graph:
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={self.weight is not None})"
 
 
-def _small(ids: Tensor | None, n: int) -> Tensor | None:
+def _small(ids: Tensor, n: int) -> Tensor:
     """int32 where ids below n fit."""
-    return ids if ids is None else ids.to(torch.int32 if n < 2**31 else torch.int64)
+    return ids.to(torch.int32 if n < 2**31 else torch.int64)

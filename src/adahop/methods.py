@@ -44,8 +44,8 @@ def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "
     return sampler
 
 
-FIXED = ("gcn", "sage")
-WHY_FIXED = "`model` must be gcn or sage for s-gcn: its control variate sums an old h with weights that must not change"
+REMEMBERED = ("gcn", "sage", "gat")
+WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both ends of every edge, got geniepath"
 
 METHODS: dict[str, Method] = {
     m.name: m
@@ -58,7 +58,8 @@ METHODS: dict[str, Method] = {
         Method("thanos.m", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise,
                {"policy": "thanosm", "draw": "depround"}),
         Method("s-gcn", "node-wise", True, "4 bytes a node and unit of width, a hidden layer", node_wise,
-               {"policy": "uniform", "draw": "systematic"}, FIXED, WHY_FIXED, estimator="exact+history"),
+               {"policy": "uniform", "draw": "systematic"}, REMEMBERED, WHY_NOT.format("s-gcn"),
+               estimator="exact+history"),
         Method("labor", "node-wise", True, "none", Labor),
         Method("cluster-gcn", "subgraph", False, "20 bytes a node", ClusterGCN),
         Method("graphsaint", "subgraph", False, "4 bytes an edge and 4 a node", GraphSAINT),

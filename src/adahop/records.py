@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Records:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
+        if not str(folder):
+            raise InputError("`out` must be a folder that can be written, got ''")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".probe.{os.getpid()}"
@@ -42,17 +45,36 @@ class Records:
             raise InputError(f"`out` must be a folder that can be written, got {folder} ({e.strerror})") from None
 
     def json(self, name: str, value: Any) -> None:
-        write_whole(self.folder / name, (json.dumps(value, indent=2) + "\n").encode())
+        write_whole(self.folder / name, (_text(value, indent=2) + "\n").encode())
 
     def row(self, name: str, value: dict[str, Any]) -> None:
-        """One more line of a JSONL file."""
-        with open(self.folder / name, "a") as f:
-            f.write(json.dumps(value) + "\n")
+        """One more line of a JSONL file, in one write."""
+        path = self.folder / name
+        try:
+            with open(path, "ab", buffering=0) as f:
+                f.write((_text(value) + "\n").encode())
+        except OSError as e:
+            raise InputError(f"{path} must be writable, got {e.strerror or e}") from None
 
-    def fresh(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
+    def fresh(self, *names: str) -> None:
+        """What an earlier command left under these names goes, lest it be taken for this one's."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
     def tensors(self, name: str, state: dict[str, Any]) -> None:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_whole(self.folder / name, buffer.getvalue())
+
+
+def _text(value: Any, **style: Any) -> str:
+    """JSON that every reader takes: nan and infinity become null."""
+    return json.dumps(_finite(value), allow_nan=False, **style)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

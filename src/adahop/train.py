@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adahop import models
-from adahop.checks import InputError, between, count, one_of
+from adahop.checks import one_of
+from adahop.config import Config
 from adahop.loader import Loader
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
-from adahop.memory import ESTIMATORS
 from adahop.metrics import METRICS, criterion, score
 from adahop.samplers import Sampler
-from adahop.samplers.base import check_sizes
 from adahop.watch import watch
 
 
@@ -69,48 +69,31 @@ def asdict_shallow(result: Result) -> dict[str, Any]:
     return {k: getattr(result, k) for k in result.__dataclass_fields__}
 
 
-@dataclass(frozen=True)
-class Config:
-    """How to train; every field is a flag of `adahop train`."""
+class Average:
+    """A running average of a model's weights, to evaluate with: smoother than the last step's. keep=0 does nothing."""
 
-    model: str = "gcn"
-    arch: str = "residual"
-    method: str = "bs"
-    sizes: tuple[int, ...] = (10, 10)
-    hidden: int = 64
-    epochs: int = 30
-    lr: float = 0.01
-    weight_decay: float = 0.0
-    dropout: float = 0.1
-    batch_size: int = 256
-    patience: int = 0
-    prefetch: int = 0
-    estimator: str | None = None  # None: the method's own
-    device: str = "cpu"
-    model_options: dict[str, Any] = field(default_factory=dict)
-    method_options: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, model: nn.Module, keep: float):
+        self.model, self.keep, self.steps = model, keep, 0
+        self.mean = [p.detach().clone() for p in model.parameters()] if keep else []
 
-    def __post_init__(self) -> None:
-        one_of(self.model, models.MODELS, "model")
-        one_of(self.arch, ("plain", "residual"), "arch")
-        preset = METHODS[one_of(self.method, METHODS, "method")]
-        if self.model not in preset.models:
-            known = ", ".join(preset.models)
-            raise InputError(preset.why_not or f"`model` must be one of {known} for {self.method}, got {self.model}")
-        object.__setattr__(self, "sizes", tuple(check_sizes(self.sizes)))
-        for name, low in (("hidden", 1), ("epochs", 1), ("batch_size", 1), ("patience", 0), ("prefetch", 0)):
-            count(getattr(self, name), low, name)
-        between(self.lr, 1e-12, 1e6, "lr")
-        between(self.weight_decay, 0.0, 1e6, "weight_decay")
-        between(self.dropout, 0.0, 0.999, "dropout")
-        if self.estimator is not None:
-            one_of(self.estimator, ESTIMATORS, "estimator")
-        one_of(self.device.split(":")[0], ("cpu", "cuda"), "device")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
+    @torch.no_grad()
+    def update(self) -> None:
+        self.steps += 1
+        keep = min(self.keep, self.steps / (self.steps + 9))  # the first steps are forgotten faster
+        for mean, p in zip(self.mean, self.model.parameters(), strict=bool(self.keep)):
+            mean.lerp_(p, 1.0 - keep)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "sizes": list(self.sizes)}
+    @contextlib.contextmanager
+    def worn(self) -> Iterator[None]:
+        """Inside, the model has the average for its weights."""
+        pairs = list(zip(self.mean, self.model.parameters(), strict=bool(self.keep)))
+        for mean, p in pairs:
+            mean.data, p.data = p.data, mean.data
+        try:
+            yield
+        finally:
+            for mean, p in pairs:
+                mean.data, p.data = p.data, mean.data
 
 
 def fit(
@@ -120,12 +103,14 @@ def fit(
     seed: int = 0,
     on_epoch: Callable[[dict[str, float]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
+    probe: Callable[[int, models.GNN, Sampler], None] | None = None,
     **options: Any,
 ) -> Result:
     """Train on the data's training nodes and keep what was best on validation.
 
     Options are the fields of `Config`, and override those of `config`. The seed resets the model, its dropout and the
-    sampler: a run is the same alone or after others, and torch's own random state is left as it was.
+    sampler: a run is the same alone or after others, and torch's own random state is left as it was. `probe` sees the
+    step, the model and the sampler after every step, and must leave them as they are (see `diagnostics.Probe`).
 
     >>> import adahop
     >>> result = adahop.fit(adahop.load("digits"), method="bs", sizes=(5, 5), epochs=1, hidden=16)
@@ -139,11 +124,25 @@ def fit(
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        return _fit(data, config, seed, on_epoch or (lambda row: None), on_step or (lambda step: None))
+        return _fit(data, config, seed, on_epoch or (lambda row: None), _after(on_step, probe))
 
 
-def _fit(data: Any, config: Config, seed: int, on_epoch: Callable, on_step: Callable) -> Result:
-    data = data.to(config.device)
+def _after(on_step: Callable | None, probe: Callable | None) -> Callable[[int, models.GNN, Sampler], float]:
+    """What happens after a step; returns the seconds it took, which are not training's."""
+
+    def after(step: int, model: models.GNN, sampler: Sampler) -> float:
+        began = time.perf_counter()
+        if on_step is not None:
+            on_step(step)
+        if probe is not None:
+            probe(step, model, sampler)
+        return time.perf_counter() - began
+
+    return after
+
+
+def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]:
+    """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
     model = models.make(
         config.model, data.x.shape[1], config.hidden, data.classes, layers=len(config.sizes), arch=config.arch,
         dropout=config.dropout, **config.model_options,
@@ -153,26 +152,35 @@ def _fit(data: Any, config: Config, seed: int, on_epoch: Callable, on_step: Call
     options = {**{k: known[k] for k in METHODS[config.method].needs}, **config.method_options}
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
     sampler.skip = model.remember(config.estimator or METHODS[config.method].estimator, graph, data.x)
+    return model, sampler
+
+
+def _fit(data: Any, config: Config, seed: int, on_epoch: Callable, after: Callable) -> Result:
+    data = data.to(config.device)
+    model, sampler = assemble(data, config, seed)
     parameters = [*model.parameters(), *sampler.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
     loader = Loader(data, sampler, data.train_mask, config.batch_size, prefetch=config.prefetch)
     result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=model, sampler=sampler)
     best, start, trained = None, time.perf_counter(), 0.0
+    average = Average(model, config.average)
     for epoch in range(1, config.epochs + 1):
         total, seen, began = torch.zeros((), device=config.device), 0, time.perf_counter()
         for batch in loader:
             total += train_step(model, sampler, optimizer, batch) * batch.batch_size
+            average.update()
             seen += batch.batch_size
             result.steps += 1
-            on_step(result.steps)
+            trained -= after(result.steps, model, sampler)
         trained += time.perf_counter() - began
-        scores = evaluate(model, data, graph)
+        with average.worn():
+            scores = evaluate(model, data, sampler.graph)
+            if scores["val"] > result.val:
+                result.val, result.test, result.best_epoch = scores["val"], scores["test"], epoch
+                best = copy.deepcopy(model.state_dict())
         row = {"epoch": epoch, "loss": float(total) / max(seen, 1), **scores, "seconds": trained}
         result.history.append(row)
         result.epochs = epoch
-        if scores["val"] > result.val:
-            result.val, result.test, result.best_epoch = scores["val"], scores["test"], epoch
-            best = copy.deepcopy(model.state_dict())
         on_epoch(row)
         if config.patience and epoch - result.best_epoch >= config.patience:
             break

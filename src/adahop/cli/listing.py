@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from adahop.cli import app
@@ -15,26 +16,31 @@ from adahop.cli import app
 @app.command("list")
 def listing(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """List the methods, models and data sets."""
-    from adahop.datasets import DATASETS
+    from adahop.datasets import DATASETS, FORMS
     from adahop.methods import METHODS
     from adahop.models import MODELS
 
-    methods = [
-        {"name": m.name, "family": m.family, "unbiased": m.unbiased, "state": m.state} for m in METHODS.values()
-    ]
     if as_json:
+        facts = ("name", "family", "unbiased", "state")
+        methods = [{k: getattr(m, k) for k in facts} for m in METHODS.values()]
         print(json.dumps({"methods": methods, "models": list(MODELS), "datasets": list(DATASETS)}))
         return
     console = Console()
-    table = Table("method", "family", "unbiased", "state kept", title="Methods")
-    for m in methods:
-        table.add_row(str(m["name"]), str(m["family"]), "yes" if m["unbiased"] else "no", str(m["state"]))
+    left_out = {m.name: [name for name in MODELS if name not in m.models] for m in METHODS.values()}
+    table = Table("method", "family", "unbiased", "state kept", "not for", title="Methods")
+    for m in METHODS.values():
+        table.add_row(m.name, m.family, "yes" if m.unbiased else "no", m.state, ", ".join(left_out[m.name]))
     console.print(table)
-    table = Table("model", "what it is", title="Models")
-    for name, model in MODELS.items():
-        table.add_row(name, (model.__doc__ or "").strip().splitlines()[0])
-    console.print(table)
-    table = Table("data set", "what it is", title="Data sets")
-    for name, about in DATASETS.items():
-        table.add_row(name, about)
-    console.print(table)
+    for m in METHODS.values():
+        if m.why_not:
+            console.print(escape(m.why_not))
+    about = {name: (model.__doc__ or "").strip().splitlines()[0] for name, model in MODELS.items()}
+    for title, column, rows in (
+        ("Models", "model", about),
+        ("Data sets", "data set", DATASETS),
+        ("Your own", "--dataset", FORMS),
+    ):
+        table = Table(column, "what it is", title=title)
+        for name, what in rows.items():
+            table.add_row(escape(name), escape(what))  # adahop[ogb] is no markup
+        console.print(table)

@@ -9,15 +9,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from adahop.checks import count
-from adahop.cli import app, numbers
+from adahop.checks import InputError, count
+from adahop.cli import app, numbers, pairs
+from adahop.datasets import load
+from adahop.diagnostics import Probe
+from adahop.memory import ESTIMATORS
+from adahop.records import Records
+from adahop.train import Config, Result, fit
 
 
-def option(help: str) -> Any:
-    return typer.Option(help=help, show_default=True)
+def option(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, show_default=True, **more)
 
 
 @app.command()
@@ -35,32 +41,45 @@ def train(
     batch_size: Annotated[int, option("Training nodes a step.")] = 256,
     patience: Annotated[int, option("Stop after so many epochs without a better validation score; 0 never.")] = 0,
     prefetch: Annotated[int, option("Batches drawn ahead in a thread; feedback is that late.")] = 0,
+    estimator: Annotated[str | None, option(f"{', '.join(ESTIMATORS)}; default the method's own.")] = None,
+    average: Annotated[float, option("Evaluate a running average of the weights; the share kept a step.")] = 0.0,
+    norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
+    heads: Annotated[int | None, option("Of a gat; default 1.")] = None,
+    score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
+    attention: Annotated[
+        str | None, option("Of a gat or geniepath: self-normalised (default), paper or softmax.")
+    ] = None,
+    options: Annotated[
+        list[str] | None, option("An option of the method, like eta=0.2; any number.", "--option", metavar="NAME=VALUE")
+    ] = None,
     seed: Annotated[int, option("Seed of the first run.")] = 0,
     runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    log_variance: Annotated[int, option("Measure every layer's variance each so many steps; 0 never.")] = 0,
     out: Annotated[str | None, option("Folder for config, metrics and the best checkpoint.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Last line on stdout is one JSON object.")] = False,
 ) -> None:
     """Train a model with sampled neighbours; report the test score of the best validation epoch."""
-    from adahop.datasets import load
-    from adahop.records import Records
-    from adahop.train import Config
-
+    given = {"norm": norm, "heads": heads, "score": score, "attention": attention}
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, device=device,
+        prefetch=prefetch, estimator=estimator, average=average, device=device,
+        model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
     )  # fmt: skip
-    count(runs, 1, "runs")
-    records = Records(out) if out else None
+    seeds = seed_range(seed, runs)
+    records = None if out is None else Records(out)
     data = load(dataset)
     console = Console(stderr=as_json)
     console.print(
-        f"[bold]{method}[/] · {model} ({arch}) on {data.name}: {data.num_nodes:,} nodes, "
+        f"[bold]{method}[/] · {model} ({arch}) on {escape(data.name)}: {data.num_nodes:,} nodes, "
         f"{data.graph.num_edges:,} edges, {int(data.train_mask.sum()):,} to train on"
-        + (f" ({data.note})" if data.note else "")
+        + (f" ({escape(data.note)})" if data.note else "")
     )
-    results = run_all(data, config, range(seed, seed + runs), records, console)
+    if records:
+        records.fresh("metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
+        records.json("config.json", {"dataset": dataset, "seeds": list(seeds), **config.as_dict()})
+    results = run_all(data, config, seeds, records, log_variance)
     summary = summarise(dataset, data.metric, config, results)
     if records:
         records.json("result.json", summary)
@@ -69,40 +88,66 @@ def train(
         print(json.dumps(summary))
 
 
-def run_all(data: Any, config: Any, seeds: range, records: Any, console: Console) -> list[Any]:
-    """Fit once a seed, with a bar for the steps and a line for each better epoch kept on disk."""
-    from adahop.train import fit
+def method_options(texts: list[str]) -> dict[str, Any]:
+    given = pairs(texts, "option")
+    for name in ("graph", "sizes", "seed"):
+        if name in given:
+            raise InputError(f"`option` must be an option of the method, got '{name}', which has its own flag")
+    return given
 
-    if records:
-        records.json("config.json", {"dataset": data.name, "seeds": list(seeds), **config.as_dict()})
-        records.fresh("metrics.jsonl")
-    steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs
+
+def seed_range(seed: int, runs: int) -> range:
+    """Seeds counted up from the first; torch takes them up to 2^63."""
+    count(runs, 1, "runs")
+    if count(seed, 0, "seed") + runs > 2**63:
+        raise InputError(f"`seed` must be below 2^63, got {seed}")
+    return range(seed, seed + runs)
+
+
+def run_all(data: Any, config: Config, seeds: range, records: Records | None, log_variance: int = 0) -> list[Result]:
+    """Fit once a seed, with a bar for the steps (a line an epoch without a terminal), and keep what comes on disk."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    results = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for seed in seeds:
-            task = progress.add_task(f"seed {seed}", total=steps)
-
-            def note(row: dict[str, float], seed: int = seed, task: Any = task) -> None:
-                progress.update(task, description=f"seed {seed} · epoch {row['epoch']} · val {row['val']:.4f}")
-                if records:
-                    records.row("metrics.jsonl", {"seed": seed, **row})
-                if not progress.console.is_terminal and not sys.stderr.isatty():
-                    print(f"seed {seed} epoch {row['epoch']} loss {row['loss']:.4f} val {row['val']:.4f}", file=sys.stderr)
-
-            result = fit(
-                data, config, seed=seed, on_epoch=note, on_step=lambda s, task=task: progress.update(task, completed=s)
-            )
-            progress.update(task, total=result.steps, completed=result.steps)
-            if records:
-                records.tensors(f"best-seed{seed}.pt", result.model.state_dict())
-            results.append(result)
-    return results
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        return [run_one(data, config, seed, records, progress, log_variance) for seed in seeds]
 
 
-def summarise(dataset: str, metric: str, config: Any, results: list[Any]) -> dict[str, Any]:
+def run_one(
+    data: Any, config: Config, seed: int, records: Records | None, progress: Progress, log_variance: int = 0
+) -> Result:
+    steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs
+    task = progress.add_task(f"seed {seed}", total=steps)
+
+    def note(row: dict[str, float]) -> None:
+        progress.update(task, description=f"seed {seed} · epoch {row['epoch']} · val {row['val']:.4f}")
+        if records:
+            records.row("metrics.jsonl", {"seed": seed, **row})
+        if progress.disable:
+            print(f"seed {seed} epoch {row['epoch']} loss {row['loss']:.4f} val {row['val']:.4f}", file=sys.stderr)
+
+    def tick(step: int) -> None:
+        progress.update(task, completed=step)
+
+    def noise(row: dict[str, Any]) -> None:
+        if records:
+            records.row("metrics.jsonl", {"seed": seed, **row})
+        else:
+            share = "" if row["over_uniform"] is None else f", {row['over_uniform']:.3g} of uniform's"
+            said = f"seed {seed} step {row['step']} layer {row['layer']} variance {row['variance']:.4g}{share}"
+            progress.console.print(said, highlight=False)
+
+    probe = Probe(data, every=log_variance, seed=seed, write=noise) if count(log_variance, 0, "log_variance") else None
+    result = fit(data, config, seed=seed, on_epoch=note, on_step=tick, probe=probe)
+    progress.update(task, total=result.steps, completed=result.steps)
+    assert result.model is not None
+    if records:
+        records.tensors(f"best-seed{seed}.pt", result.model.state_dict())
+    return result
+
+
+def summarise(dataset: str, metric: str, config: Config, results: list[Result]) -> dict[str, Any]:
     tests = [r.test for r in results]
     return {
         "method": config.method,
@@ -127,5 +172,3 @@ def show(console: Console, summary: dict[str, Any]) -> None:
     console.print(table)
     spread = f" ± {summary['test_std']:.4f}" if len(summary["runs"]) > 1 else ""
     console.print(f"test {summary['metric']} [bold]{summary['test_mean']:.4f}[/]{spread}")
-
-

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from adahop.checks import one_of
+from adahop.checks import InputError, one_of
 from adahop.models.base import GNN, Conv
 from adahop.models.gat import GAT, GATConv
 from adahop.models.gcn import GCN, SAGE, GCNConv, SAGEConv
@@ -19,4 +20,16 @@ __all__ = [
 
 def make(name: str, inputs: int, hidden: int, outputs: int, **options: Any) -> GNN:
     """A model by name: gcn, sage, gat or geniepath."""
-    return MODELS[one_of(name, MODELS, "model")](inputs, hidden, outputs, **options)
+    kind = MODELS[one_of(name, MODELS, "model")]
+    known = options_of(name)
+    for option in options:
+        if option not in known:
+            raise InputError(f"an option of model '{name}' must be one of {', '.join(known)}, got '{option}'")
+    return kind(inputs, hidden, outputs, **options)
+
+
+def options_of(name: str) -> list[str]:
+    """What a model's constructors take by name beside its widths."""
+    found = [p for c in MODELS[name].__mro__ if issubclass(c, GNN) for p in inspect.signature(c.__init__).parameters]
+    hidden = ("self", "inputs", "hidden", "outputs", "args", "options")
+    return [p for p in dict.fromkeys(found) if p not in hidden]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout
 
 from adahop.block import Block, expand
 from adahop.checks import InputError, between, count, one_of
 from adahop.estimators import FEEDBACK
 from adahop.graph import Graph
-from adahop.memory import ControlVariate, FirstLayer, build
+from adahop.memory import Memory, build
 
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 
@@ -25,20 +26,31 @@ class Conv(nn.Module):
     nobody watches.
     """
 
+    memories: dict[str, Any] = {}  # noqa: RUF012  (which memories can serve it, see `adahop.memory`)
+
     def __init__(self) -> None:
         super().__init__()
         self.watcher: Callable[[Tensor], None] | None = None
         self.feedback = "energy"
+        self.tap: Callable[[Tensor, Block, Tensor | None], None] | None = None  # see `diagnostics`
 
     def speak(self, h: Tensor, block: Block, coef: Tensor) -> None:
         if self.watcher is not None:
             self.watcher(FEEDBACK[self.feedback](h, block, coef))
+        if self.tap is not None:
+            self.tap(h, block, coef)
+
+    def tell(self, energy: Tensor) -> None:
+        """For memories, whose messages are not a coefficient times a row of h."""
+        if self.watcher is not None:
+            one_of(self.feedback, ("energy",), "feedback")
+            self.watcher(energy)
 
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
         raise NotImplementedError
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        """The targets' new h from the full sum of a_ij h_j; only layers with fixed weights can say."""
+        """The targets' new h from the sum of a_ij h_j; layers that can be served by a memory can say."""
         raise NotImplementedError
 
 
@@ -66,21 +78,21 @@ class GNN(nn.Module):
         self.arch = one_of(arch, ("plain", "residual"), "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
         inputs, hidden, outputs = (
-            count(v, 1, w)
-            for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
+            count(v, 1, w) for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
         )
         count(layers, 1, "layers")
         self.memories = nn.ModuleDict()
         self.whole = False  # while the whole graph is passed over, memories rest
-        self.encoder: nn.Module | None = None
-        self.decoder: nn.Module | None = None
+        self._passing = True
+        self.encoder: nn.Linear | None = None
+        self.decoder: nn.Linear | None = None
         if self.wraps():
             self.encoder, self.decoder = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
             widths = [hidden] * (layers + 1)
         else:
             widths = [inputs] + [hidden] * (layers - 1) + [outputs]
         self.widths = widths[:-1]
-        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        pairs = list(pairwise(widths))
         last = len(pairs) - 1
         self.convs = nn.ModuleList(
             self.conv(a, b, not self.wraps() and i == last, **options) for i, (a, b) in enumerate(pairs)
@@ -115,27 +127,17 @@ class GNN(nn.Module):
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
         """One layer for the targets `own` and what they carry."""
-        conv = self.convs[layer]
-        if str(layer) in self.memories and not self.whole:
-            out = conv.combine(self.drop(self.remembered(layer, h, block)), self.drop(own))
-            return self.act(layer, out, state), state
+        conv = cast(Conv, self.convs[layer])
+        memory = self.memory(layer)
+        if memory is not None and not self.whole:
+            total = memory.total(conv, h, own, block, self.encoder if layer == 0 else None)
+            if conv.tap is not None:
+                conv.tap(total, block, None)  # the sum itself: the memory had a part in it
+            return self.act(layer, conv.combine(self.drop(total), self.drop(own)), state), state
         if layer > 0:
             h = self.drop(h)
             own = h[: block.num_dst] if self.training else own
         return self.act(layer, conv(h, own, block), state), state
-
-    def remembered(self, layer: int, h: Tensor, block: Block) -> Tensor:
-        """The layer's sum with the help of its memory; dropout comes after it, on the sum."""
-        conv, memory = self.convs[layer], self.memories[str(layer)]
-        if isinstance(memory, ControlVariate):
-            total, change, coef = memory(h, block)
-            conv.speak(change, block, coef)
-            return total
-        conv.speak(h, block, torch.zeros_like(block.scale))
-        total, weight = memory(block)
-        if self.encoder is None:
-            return total
-        return linear(total, self.encoder.weight) + weight * self.encoder.bias
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         if self.arch == "residual":
@@ -148,11 +150,22 @@ class GNN(nn.Module):
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def remember(self, estimator: str, graph: Graph, x: Tensor, dtype: torch.dtype = torch.float32) -> frozenset[int]:
-        """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn."""
-        if estimator != "plain" and type(self.convs[0]).combine is Conv.combine:
-            raise InputError(f"`estimator` must be plain for {type(self).__name__}, whose weights change, got {estimator}")
-        self.memories = build(estimator, graph, x, self.widths, dtype)
-        return frozenset(int(k) for k, m in self.memories.items() if isinstance(m, FirstLayer))
+        """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn.
+
+        Dropout then comes after the sum instead of before it: a dropped input would be noise the memory cannot know.
+        """
+        kinds = cast(Conv, self.convs[0]).memories
+        if estimator != "plain" and not kinds:
+            raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
+        self.memories = build(estimator, kinds, graph, x, self.widths, dtype)
+        if any(m.draws for m in self.memories.values()):
+            self._passing = False
+            self.inference(graph, x)
+            self._passing = True
+        return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+
+    def memory(self, layer: int) -> Memory | None:
+        return cast(Memory, self.memories[str(layer)]) if str(layer) in self.memories else None
 
     # --- the whole graph -------------------------------------------------------------------------------------------
 
@@ -168,9 +181,9 @@ class GNN(nn.Module):
             h, state = self._encode_all(x)
             cuts = node_chunks(graph, edges)
             for layer in range(len(self.convs)):
-                memory = self.memories[str(layer)] if str(layer) in self.memories else None
-                if isinstance(memory, ControlVariate) and memory.kind == "snapshot":
-                    memory.refresh(h)
+                memory = self.memory(layer)
+                if memory is not None:
+                    memory.refresh(h, self.convs[layer], self._passing)
                 parts, kept = [], []
                 for a, b in cuts:
                     carried = {k: v[a:b] for k, v in state.items()}
@@ -197,7 +210,7 @@ def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
     cost = graph.indptr + torch.arange(n + 1, device=graph.device)
     marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
     cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
-    return list(zip(cuts[:-1], cuts[1:], strict=True)) or [(0, 0)]
+    return list(pairwise(cuts)) or [(0, 0)]
 
 
 def full_block(graph: Graph, a: int, b: int) -> Block:

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from adahop.block import Block
 from adahop.checks import one_of
 from adahop.estimators import plain
+from adahop.memory import FIXED
 from adahop.models.base import GNN, Conv
 
 
 class GCNConv(Conv):
     """W sum a_ij h_j + b, summed on the narrower side of W."""
+
+    memories = FIXED
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -40,12 +43,14 @@ class GCN(GNN):
         super().__init__(*args, **options)
         self.graph = (one_of(norm, ("row", "sym"), "norm"), True)
 
-    def conv(self, inputs: int, outputs: int, last: bool) -> Conv:
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return GCNConv(inputs, outputs)
 
 
 class SAGEConv(Conv):
     """W1 h_i + W2 mean of h_j + b."""
+
+    memories = FIXED
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -70,5 +75,5 @@ class SAGE(GNN):
     graph = ("row", False)
     activation = staticmethod(torch.relu)
 
-    def conv(self, inputs: int, outputs: int, last: bool) -> Conv:
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return SAGEConv(inputs, outputs)

@@ -88,8 +88,8 @@ def _work(graph: tuple) -> np.ndarray:
 def relabel(dst: Tensor, pos: Tensor, indices: Tensor, eid: Tensor | None, scratch: Tensor):
     """(n_id, local source ids, e_id) of the edges at `pos`: targets first. `scratch` [N] int32 holds -1 throughout."""
     if not fast(dst):
-        n_id, local = reference.relabel(dst, indices[pos].long())
-        return n_id, local, pos if eid is None else eid[pos].long()
+        nodes, src = reference.relabel(dst, indices[pos].long())
+        return nodes, src, pos if eid is None else eid[pos].long()
     m = pos.numel()
     n_id, local, e_id = np.empty(dst.numel() + m, np.int64), np.empty(m, np.int64), np.empty(m, np.int64)
     ids = np.empty(0, np.int32) if eid is None else eid.numpy()

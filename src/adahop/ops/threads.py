@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def over(kernel: Callable, n: int, *args, work: np.ndarray | int = 1) -> None:
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(64, thread_name_prefix="adahop")
-    jobs = [_pool.submit(kernel, int(a), int(b), *args) for a, b in zip(cuts[1:-1], cuts[2:], strict=True) if b > a]
+    jobs = [_pool.submit(kernel, int(a), int(b), *args) for a, b in pairwise(cuts[1:]) if b > a]
     kernel(int(cuts[0]), int(cuts[1]), *args)
     for job in jobs:
         job.result()

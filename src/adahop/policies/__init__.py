@@ -2,8 +2,8 @@
 
 from adahop.policies.base import Policy, Rows, Static, Uniform
 from adahop.policies.exp3 import Exp3, Exp3M
-from adahop.policies.tracked import Tracked
 from adahop.policies.thanos import Thanos, ThanosM
+from adahop.policies.tracked import Tracked
 
 POLICIES: dict[str, type[Policy]] = {
     "tracked": Tracked,

@@ -46,6 +46,8 @@ class Uniform(Policy):
 class Static(Policy):
     """In proportion to fixed weights: the graph's own, or one number an edge in the user's order."""
 
+    weight: Tensor | None
+
     def __init__(self, graph: Graph, layers: int, weight: Any = None, eta: float = 0.0):
         super().__init__(graph, layers)
         self.eta = between(eta, 0.0, 0.999, "eta")

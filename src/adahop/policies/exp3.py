@@ -33,6 +33,9 @@ class Exp3(Policy):
 
     learns = True
     STEP, ETA = 0.3, 0.1
+    log_weight: Tensor
+    mean: Tensor
+    visits: Tensor
 
     def __init__(
         self,

@@ -26,6 +26,11 @@ class Tracked(Policy):
     """
 
     learns = True
+    square: Tensor
+    root: Tensor
+    visits: Tensor
+    typical: Tensor
+    given: Tensor
 
     def __init__(self, graph: Graph, layers: int, eta: float = 0.05, memory: float = 0.2):
         super().__init__(graph, layers)
@@ -34,15 +39,17 @@ class Tracked(Policy):
         self.register_buffer("square", torch.zeros(layers, n, device=device))
         self.register_buffer("root", torch.ones(layers, n, device=device))
         self.register_buffer("visits", torch.zeros(layers, n, dtype=torch.int32, device=device))
-        self.register_buffer("typical", torch.ones(layers, device=device))  # what the unseen were last set to
+        self.register_buffer("typical", torch.zeros(layers, device=device))
+        self.register_buffer("given", torch.ones(layers, device=device))  # what the unseen were last set to
 
     def odds(self, layer: int) -> Odds:
         return Odds(edge=self.graph.weight, node=self.root[layer], eta=self.eta)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
-        true = block.n_id[block.src] != block.n_id[block.dst]
-        seen = (energy / (block.weight * block.scale).square().clamp(min=1e-30))[true]
+        factor = block.weight * block.scale
+        true = ~block.is_self() & (factor > 0)  # an edge without weight says nothing of its source
+        seen = energy[true] / factor[true].square().clamp(min=1e-30)
         src = block.src[true]
         seen, src = seen[torch.isfinite(seen)], src[torch.isfinite(seen)]
         times = ops.segment_sum(torch.ones_like(seen), src, block.num_src)
@@ -57,13 +64,12 @@ class Tracked(Policy):
         self._settle(layer, mean)
 
     def _settle(self, layer: int, mean: Tensor) -> None:
-        """Give those never seen the typical root once it moved by a tenth."""
+        """Give those never seen the typical root, a running average, once it moved by a tenth: all nodes are read."""
         if mean.numel() == 0:
             return
-        now = mean.mean().sqrt()
-        first = (self.visits[layer] > 0).sum() == mean.numel()
-        old = self.typical[layer]
-        value = torch.where(first, now, 0.9 * old + 0.1 * now)
+        now, old = mean.mean().sqrt(), self.typical[layer]
+        value = torch.where(old > 0, 0.9 * old + 0.1 * now, now)
         self.typical[layer] = value
-        unseen = self.visits[layer] == 0
-        self.root[layer] = torch.where(unseen, value, self.root[layer])
+        if value.is_cuda or bool((value - self.given[layer]).abs() > 0.1 * self.given[layer]):  # CUDA need not wait
+            self.given[layer] = value
+            self.root[layer] = torch.where(self.visits[layer] == 0, value, self.root[layer])

@@ -1,11 +1,13 @@
-"""What a model remembers to spend fewer samples: an exact first layer, and control variates on hidden ones."""
+"""Memories for layers with fixed weights: an exact first layer, control variates on hidden ones."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from adahop import ops
 from adahop.block import Block
@@ -14,12 +16,28 @@ from adahop.estimators import gather
 from adahop.graph import Graph
 from adahop.history import History
 
-ESTIMATORS = ("plain", "history", "snapshot", "exact", "exact+history", "exact+snapshot")
-_summed: dict[tuple[str, int, int], Tensor] = {}  # A x of the last graph and features, by content
+_summed: dict[tuple[str, str, str], Tensor] = {}  # A x of the last graph and features, by content
 
 
-class FirstLayer(nn.Module):
+class Memory(nn.Module):
+    """Gives a layer its sum of a_ij h_j with fewer samples, or none."""
+
+    draws = True  # whether the layer's block still needs to be drawn
+
+    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
+        """The sum for the block's targets; `conv` hears of the messages left to chance."""
+        raise NotImplementedError
+
+    def refresh(self, h: Tensor, conv: Any, passed: bool) -> None:
+        """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
+
+
+class FirstLayer(Memory):
     """The first layer's sum of raw features, A x, known once and for all: zero variance, nothing to draw."""
+
+    draws = False
+    sums: Tensor
+    weights: Tensor
 
     def __init__(self, graph: Graph, x: Tensor):
         super().__init__()
@@ -27,13 +45,15 @@ class FirstLayer(nn.Module):
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", pre_aggregate(graph, ones, keep=False), persistent=False)
 
-    def forward(self, block: Block) -> tuple[Tensor, Tensor]:
-        """(sum of a x, sum of a) for the block's targets."""
+    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
         nodes = block.n_id[: block.num_dst]
-        return self.sums[nodes], self.weights[nodes]
+        conv.speak(h, block, torch.zeros_like(block.scale))
+        if encoder is None:
+            return self.sums[nodes]
+        return linear(self.sums[nodes], encoder.weight) + self.weights[nodes] * encoder.bias
 
 
-class ControlVariate(nn.Module):
+class ControlVariate(Memory):
     """sum over S of a scale (h - H) + sum over all of a H, with H an old h of every node (VR-GCN, Chen et al. 2018).
 
     Unbiased for any draw, and the messages left to chance are only what changed since H. kind="history": H is the
@@ -47,20 +67,24 @@ class ControlVariate(nn.Module):
         self.history = History(graph.num_nodes, width, dtype)
         self.sums = History(graph.num_nodes, width, dtype) if kind == "snapshot" else None
 
-    def forward(self, h: Tensor, block: Block) -> tuple[Tensor, Tensor, Tensor]:
-        """(the sum, the messages left to chance, their coefficients)."""
+    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
         nodes = block.n_id[: block.num_dst]
         base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
         change = h - self.history.pull(block.n_id)
         coef = block.weight * block.scale
         total = gather(change, block, coef) + base
+        conv.speak(change, block, coef)
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)
-        return total, change, coef
+        return total
 
     @torch.no_grad()
-    def refresh(self, h: Tensor) -> None:
+    def refresh(self, h: Tensor, conv: Any, passed: bool) -> None:
         """Take h of every node, and for a snapshot its sums."""
+        if passed and self.sums is None:
+            return  # a history has newer rows than a pass at an epoch's end would leave behind
+        if len(h) != self.graph.num_nodes:
+            return  # a pass over another graph
         self.history.value.copy_(h)
         if self.sums is not None:
             for nodes in torch.arange(len(h), device=h.device).split(1 << 14):
@@ -72,24 +96,12 @@ class ControlVariate(nn.Module):
         return self
 
 
-def build(estimator: str, graph: Graph, x: Tensor, widths: list[int], dtype: torch.dtype) -> nn.ModuleDict:
-    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs."""
-    parts = one_of(estimator, ESTIMATORS, "estimator").split("+")
-    memories = nn.ModuleDict()
-    if "exact" in parts:
-        memories["0"] = FirstLayer(graph, x)
-    for layer, width in enumerate(widths):
-        if parts[-1] in ("history", "snapshot") and str(layer) not in memories:
-            memories[str(layer)] = ControlVariate(graph, width, parts[-1], dtype)
-    return memories.to(x.device)
-
-
 @torch.no_grad()
 def pre_aggregate(graph: Graph, x: Tensor, keep: bool = True, rows: int = 1 << 14) -> Tensor:
     """A x for every node, in chunks; kept for the next model on the same graph and features."""
     if len(x) != graph.num_nodes:
         raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
-    name = (graph.hash(), hash((tuple(x.shape), float(x.double().sum()), float(x.double().square().sum()))), id(x))
+    name = (graph.hash(), _content(x), str(x.device))
     if keep and name in _summed:
         return _summed[name]
     out = torch.empty_like(x)
@@ -99,3 +111,10 @@ def pre_aggregate(graph: Graph, x: Tensor, keep: bool = True, rows: int = 1 << 1
         _summed.clear()
         _summed[name] = out
     return out
+
+
+def _content(x: Tensor) -> str:
+    """A name for what a tensor holds: rows in another order are other features."""
+    whole = hashlib.blake2b(f"{x.dtype}:{tuple(x.shape)}".encode(), digest_size=16)
+    whole.update(memoryview(x.detach().cpu().contiguous().numpy()))
+    return whole.hexdigest()

@@ -1,0 +1,5 @@
+"""`python -m adahop` is `adahop`."""
+
+from adahop.cli import main
+
+main()

@@ -1,0 +1,138 @@
+"""`adahop variance`: train, freeze, and measure how much noise each method leaves in every layer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from adahop.checks import InputError, count, one_of
+from adahop.cli import app, numbers, pairs
+from adahop.cli.train import option, seed_range
+from adahop.config import Config
+from adahop.datasets import load
+from adahop.diagnostics import Probe
+from adahop.diagnostics.plots import variance_plot
+from adahop.methods import METHODS
+from adahop.records import Records
+from adahop.train import fit
+
+POINTS = 8  # times that a run is looked at on its way, for the plot over training
+FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "gradient_variance")
+
+
+@app.command()
+def variance(
+    dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
+    model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
+    arch: Annotated[str, option("plain or residual.")] = "residual",
+    methods: Annotated[
+        str, option("With commas between; parts may be set, like graphsage:policy=tracked:estimator=exact+history.")
+    ] = "graphsage,bs,bs.m",
+    sizes: Annotated[str, option("Neighbours a node draws, input layer first; layer-wise: times the batch.")] = "5,5",
+    ks: Annotated[str | None, option("Several numbers, each tried for all layers in turn, like 1,2,5,10.")] = None,
+    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
+    epochs: Annotated[int, option("Passes over the training nodes before the measurement.")] = 10,
+    lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
+    dropout: Annotated[float, option("Share of inputs dropped in training; none while measuring.")] = 0.1,
+    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
+    nodes: Annotated[int, option("Training nodes to measure at.")] = 256,
+    repeats: Annotated[int, option("Draws for each measurement.")] = 20,
+    seed: Annotated[int, option("Seed of the first run.")] = 0,
+    runs: Annotated[int, option("Runs a method, with seeds counted up, the same for all.")] = 1,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    out: Annotated[str | None, option("Folder for the rows and plots.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, method and layer, on stdout.")
+    ] = False,
+) -> None:
+    """Measure E|estimate - truth|^2 of every layer's sum, against uniform draws and against the oracle."""
+    common = {
+        "model": model, "arch": arch, "hidden": hidden, "epochs": epochs, "lr": lr, "dropout": dropout,
+        "batch_size": count(batch_size, 1, "batch_size"), "device": device,
+    }  # fmt: skip
+    wide = numbers(sizes, "sizes")
+    tries = [wide] if ks is None else [[k] * len(wide) for k in numbers(ks, "ks")]
+    plans = [(name, plan(name, each, common)) for each in tries for name in chosen(methods)]
+    count(nodes, 1, "nodes")
+    seeds = seed_range(seed, runs)
+    records, data = None if out is None else Records(out), load(dataset)
+    if records:
+        records.fresh("variance.jsonl", "training.jsonl")
+    rows: list[dict[str, Any]] = []
+    way: list[dict[str, Any]] = []
+    for name, config in plans:
+        for run in seeds:
+            last, along = measured(name, config, data, run, nodes, repeats, records)
+            rows, way = rows + last, way + along
+            for row in last if as_json else ():
+                print(json.dumps(row), flush=True)
+    show(Console(stderr=as_json), rows)
+    if records:
+        names = variance_plot(way, "step", records.folder / "variance-training")
+        if len(tries) > 1:
+            names += variance_plot(rows, "k", records.folder / "variance-k")
+        print("plots: " + ", ".join(map(str, names)), file=sys.stderr)
+
+
+def chosen(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError(f"`methods` must be names with commas between, like graphsage,bs, got '{text}'")
+    return list(dict.fromkeys(names))
+
+
+def plan(text: str, sizes: list[int], common: dict[str, Any]) -> Config:
+    """The config of name:part=value:part=value; layer-wise methods draw the batch size times the numbers."""
+    name, *parts = text.split(":")
+    family = METHODS[one_of(name, METHODS, "methods")].family
+    if family == "subgraph":
+        raise InputError(f"`methods` must be node-wise or layer-wise, got {name}, which draws subgraphs and no sums")
+    options = pairs(parts, "methods")
+    estimator = options.pop("estimator", None)
+    wide = common["batch_size"] if family == "layer-wise" else 1
+    own = tuple(k if k < 0 else k * wide for k in sizes)
+    return Config(method=name, sizes=own, estimator=estimator, method_options=options, **common)
+
+
+def measured(
+    name: str, config: Config, data: Any, seed: int, nodes: int, repeats: int, records: Records | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(rows at the last step, rows along the way). The model is as the last step left it, not the best one kept."""
+    steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs
+    marks = {max(1, round(steps * i / POINTS)) for i in range(1, POINTS + 1)} if records else ()
+    few: dict[str, Any] = {"nodes": nodes, "seed": seed}
+    along = Probe(data, at=marks, repeats=max(1, repeats // 4), **few)
+    last = Probe(data, at=[steps], repeats=repeats, against=("uniform", "oracle"), gradient=True, **few)
+
+    def both(*now: Any) -> None:
+        along(*now)
+        last(*now)
+
+    result = fit(data, config, seed=seed, probe=both)
+    print(f"{name} sizes {list(config.sizes)} seed {seed}: test {result.test:.4f}", file=sys.stderr, flush=True)
+    for probe, file in ((along, "training.jsonl"), (last, "variance.jsonl")):
+        probe.rows = [tidy(name, config, seed, row) for row in probe.rows]
+        for row in probe.rows if records else ():
+            records.row(file, row)  # type: ignore[union-attr]
+    return last.rows, along.rows
+
+
+def tidy(name: str, config: Config, seed: int, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with its method, the promised fields first; k is the number drawn in its layer."""
+    row = {"method": name, **row, "k": config.sizes[row["layer"] - 1], "seed": seed}
+    return {**{k: row[k] for k in FIRST}, **row}
+
+
+def show(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table("method", "k", "layer", "variance", "over uniform", "over oracle", "ess", "seen", "gradient")
+    for row in rows:
+        numbers = ("variance", "over_uniform", "over_oracle", "ess", "coverage", "gradient_variance")
+        cells = ["-" if row[k] is None else f"{row[k]:.4g}" for k in numbers]
+        table.add_row(escape(row["method"]), str(row["k"]), str(row["layer"]), *cells)
+    console.print(table)

@@ -1,0 +1,60 @@
+"""Config: how to train, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from adahop import models
+from adahop.checks import InputError, between, count, one_of
+from adahop.memory import ESTIMATORS
+from adahop.methods import METHODS
+from adahop.samplers.base import check_sizes
+
+
+@dataclass(frozen=True)
+class Config:
+    """How to train; every field is a flag of `adahop train`."""
+
+    model: str = "gcn"
+    arch: str = "residual"
+    method: str = "bs"
+    sizes: tuple[int, ...] = (10, 10)
+    hidden: int = 64
+    epochs: int = 30
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    dropout: float = 0.1
+    batch_size: int = 256
+    patience: int = 0
+    prefetch: int = 0
+    estimator: str | None = None  # None: the method's own
+    average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
+    device: str = "cpu"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    method_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of(self.model, models.MODELS, "model")
+        one_of(self.arch, ("plain", "residual"), "arch")
+        preset = METHODS[one_of(self.method, METHODS, "method")]
+        if self.model not in preset.models:
+            known = ", ".join(preset.models)
+            raise InputError(preset.why_not or f"`model` must be one of {known} for {self.method}, got {self.model}")
+        object.__setattr__(self, "sizes", tuple(check_sizes(self.sizes)))
+        for name, low in (("hidden", 1), ("epochs", 1), ("batch_size", 1), ("patience", 0), ("prefetch", 0)):
+            count(getattr(self, name), low, name)
+        between(self.lr, 1e-12, 1e6, "lr")
+        between(self.weight_decay, 0.0, 1e6, "weight_decay")
+        between(self.dropout, 0.0, 0.999, "dropout")
+        between(self.average, 0.0, 0.9999, "average")
+        if self.estimator is not None:
+            one_of(self.estimator, ESTIMATORS, "estimator")
+        one_of(self.device.split(":")[0], ("cpu", "cuda"), "device")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "sizes": list(self.sizes)}

@@ -1,0 +1,91 @@
+"""Measure: the error of every layer's estimate over repeated draws, at fixed nodes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adahop.checks import count
+from adahop.diagnostics.frozen import Ears, Heard, head_sum, run
+from adahop.diagnostics.truth import Truth
+from adahop.models import GNN
+from adahop.ops import segment_sum
+from adahop.samplers import Sampler
+
+
+class Measured(NamedTuple):
+    """One layer: E|estimate - truth|^2 a node and its standard error; E of the sum of |m|^2 over what was drawn.
+
+    ess = (sum c)^2 / sum c^2, c = |m| of a node's drawn neighbours (one drawn twice counts once, twice as strong), the
+    mean over nodes; it is k where q is the oracle's and nobody comes twice. None where nothing was left to chance.
+    coverage: the share of the nodes' neighbours that came at least once in all the draws, or need not be drawn.
+    """
+
+    variance: float
+    error: float
+    effective: float
+    ess: float | None
+    coverage: float
+
+
+class _Tally:
+    """What adds up for one layer."""
+
+    def __init__(self, truth: Truth, layer: int):
+        self.truth, self.layer = truth, layer
+        self.square: list[float] = []
+        self.energy: list[float] = []
+        self.ess, self.busy = 0.0, 0
+        self.seen = torch.zeros_like(truth.true)
+
+    def add(self, said: Heard, energy: Tensor, drawn: bool) -> None:
+        """The nodes come first among the targets of every block, whoever was drawn above."""
+        p, block = self.truth.nodes.numel(), said.block
+        gap = (head_sum(said, p) - self.truth.sums[self.layer]).flatten(1).double()
+        self.square.append(float(gap.square().sum(1).mean()))
+        m = int(block.ptr[p])
+        chance, pos = block.drawn()[:m], block.pos[:m]
+        energy = energy[:m].double()
+        self.energy.append(float(energy[chance].sum()) / p)
+        self.seen |= not drawn
+        self.seen[torch.searchsorted(self.truth.pos, pos)] = True
+        self._count(pos[chance], block.dst[:m][chance], energy[chance].sqrt())
+
+    def _count(self, pos: Tensor, row: Tensor, strength: Tensor) -> None:
+        where, back = pos.unique(return_inverse=True)  # a place belongs to one node, so it stands for the pair
+        once = segment_sum(strength, back, where.numel())
+        target = torch.zeros_like(where).scatter_(0, back, row)
+        p = self.truth.nodes.numel()
+        first, second = segment_sum(once, target, p), segment_sum(once.square(), target, p)
+        busy = second > 0
+        self.ess += float((first[busy].square() / second[busy]).sum())
+        self.busy += int(busy.sum())
+
+    def result(self) -> Measured:
+        square = torch.tensor(self.square, dtype=torch.double)
+        error = float(square.std() / len(square) ** 0.5) if len(square) > 1 else 0.0
+        seen = self.seen[self.truth.true]
+        return Measured(
+            float(square.mean()),
+            error,
+            sum(self.energy) / len(self.energy),
+            self.ess / self.busy if self.busy else None,
+            float(seen.double().mean()) if seen.numel() else 1.0,
+        )
+
+
+@torch.no_grad()
+def measure(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, layers: int | None = None):
+    """[Measured] of every layer, or of the first `layers`, for a frozen model and a sampler of one's own."""
+    count(repeats, 1, "repeats")
+    tallies = [_Tally(truth, layer) for layer in range(len(model.convs))][:layers]
+    ears = Ears(model, truth.remembered)
+    with ears.open():
+        for _ in range(repeats):
+            run(model, x, sampler.sample(truth.nodes), len(tallies))
+            for layer, tally in enumerate(tallies):
+                memory = model.memory(layer)
+                tally.add(ears.heard[layer], ears.energy[layer], memory is None or memory.draws)
+    return [tally.result() for tally in tallies]

@@ -1,0 +1,71 @@
+"""The oracle: the best odds for one layer, given how noisily the layers below are drawn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adahop.diagnostics.frozen import Ears, run, twin
+from adahop.diagnostics.measure import Measured, measure
+from adahop.diagnostics.truth import Truth
+from adahop.models import GNN
+from adahop.ops import Drawn, Odds
+from adahop.policies import Policy
+from adahop.samplers import Labor, NeighborSampler, Sampler
+
+
+class Oracle(Policy):
+    """q_ij in proportion to sqrt(E|m_ij|^2) in one layer, with m = a h; in the others what the inner policy says.
+
+    By Cauchy-Schwarz it minimises sum_j E|m_ij|^2 / q_ij, the part of the variance that q decides. For fixed weights
+    it is a_ij sqrt(E|h_j|^2), and a_ij |x_j| in the first layer; with a control variate h is what changed.
+    """
+
+    def __init__(self, inner: Policy, layer: int, weight: Tensor | None):
+        super().__init__(inner.graph, inner.layers)
+        self.inner, self.layer, self.weight, self.asked = inner, layer, weight, -1
+
+    def odds(self, layer: int) -> Odds:
+        self.asked = layer
+        return Odds(edge=self.weight) if layer == self.layer else self.inner.odds(layer)
+
+    def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
+        return drawn if self.asked == self.layer else self.inner.scaled(dst, drawn)
+
+
+@torch.no_grad()
+def oracle_weights(model: GNN, sampler: NeighborSampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> Tensor:
+    """sqrt(E|m_ij|^2), [E], filled in for the edges of the truth's nodes: all of them heard, the layers below drawn."""
+    still = set(range(layer)) <= sampler.skip  # nothing below is left to chance
+    sizes = [-1 if at == layer else k for at, k in enumerate(sampler.sizes)]
+    everyone = at_layer(sampler, layer, None, sampler.seed + 1, sizes=sizes)
+    total = torch.zeros(truth.graph.num_edges, device=truth.graph.device)
+    ears = Ears(model)
+    with ears.open():
+        for _ in range(1 if still else repeats):
+            run(model, x, everyone.sample(truth.nodes), layer + 1)
+            total[ears.heard[layer].block.pos] += ears.energy[layer]
+    return total.sqrt()
+
+
+def at_layer(sampler: NeighborSampler, layer: int, weight: Tensor | None, seed: int, **changes) -> Sampler:
+    """The sampler with the oracle in one layer, and nothing drawn above it."""
+    skip = sampler.skip | frozenset(range(layer + 1, len(sampler.sizes)))
+    return twin(sampler, seed, policy=Oracle(sampler.policy, layer, weight), skip=skip, **changes)
+
+
+def oracle(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> Measured | None:
+    """What the layer would have with the oracle's odds and the sampler's own draw and estimator.
+
+    The layers below are drawn as ever. None for layer-wise samplers, whose targets share one draw. LABOR's draw is
+    Poisson.
+    """
+    if isinstance(sampler, Labor):
+        seed, skip = sampler.seed, sampler.skip
+        sampler = twin(NeighborSampler(sampler.graph, sampler.sizes, None, "poisson"), seed, skip=skip)
+    if not isinstance(sampler, NeighborSampler):
+        return None
+    if layer in sampler.skip:  # nothing is drawn: the oracle can do no better and no worse
+        return measure(model, twin(sampler, sampler.seed), x, truth, 1, layer + 1)[layer]
+    weight = oracle_weights(model, sampler, x, truth, layer, repeats)
+    return measure(model, at_layer(sampler, layer, weight, sampler.seed + 2), x, truth, repeats, layer + 1)[layer]

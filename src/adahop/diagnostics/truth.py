@@ -1,0 +1,63 @@
+"""The truth that estimates are held against: each layer's sum over all neighbours, of the exact h below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.checks import InputError, node_ids
+from adahop.diagnostics.frozen import Ears, frozen
+from adahop.graph import Graph
+from adahop.models import GNN
+from adahop.ops import reference, segment_sum
+
+
+class Truth:
+    """One pass over the whole graph, memories at rest. `nodes` are kept sorted, each once.
+
+    sums[l] [P, ...]: layer l's exact sum for the nodes, of h for the layers with a memory, else of the messages as the
+    layer forms them (W h where it maps first, one W a head). `row` and `pos` are all the nodes' edges: which node, and
+    where in the CSR; `true` those to others than the node itself.
+    """
+
+    def __init__(self, model: GNN, graph: Graph, x: Tensor, nodes: Any):
+        nodes = node_ids(nodes, graph.num_nodes, "nodes").to(graph.device).unique()
+        if nodes.numel() == 0:
+            raise InputError("`nodes` must name at least one node, got none")
+        self.graph, self.nodes = graph, nodes
+        self.row, self.pos = reference.spans(graph.indptr[nodes], graph.indptr[nodes + 1] - graph.indptr[nodes])
+        self.src = graph.indices[self.pos].long()
+        self.true = self.src != nodes[self.row]
+        self.remembered = frozenset(int(layer) for layer in model.memories)
+        self.sums: dict[int, Tensor] = {}
+        ears = _Chunks(model, self)
+        with frozen(model, plain=True), ears.open():
+            model.inference(graph, x)
+
+    def size(self, layer: int) -> float:
+        """Mean |mu|^2: what makes a variance small or large."""
+        return float(self.sums[layer].flatten(1).double().square().sum(1).mean())
+
+
+class _Chunks(Ears):
+    """Adds up the nodes' sums as the pass over the graph goes by: h is everyone's, a chunk's edges are some nodes'."""
+
+    def __init__(self, model: GNN, truth: Truth):
+        super().__init__(model, truth.remembered)
+        self.truth = truth
+
+    def note(self, layer: int, h: Tensor, block: Block, coef: Tensor | None) -> None:
+        super().note(layer, h, block, coef)
+        h, block, coef = self.heard.pop(layer)
+        truth, rows = self.truth, self.truth.nodes.numel()
+        if layer not in truth.sums:
+            truth.sums[layer] = h.new_zeros(rows, *h.shape[1:])
+        if block.num_edges == 0 or truth.pos.numel() == 0:
+            return
+        assert coef is not None  # memories are at rest
+        low, high = (int(torch.searchsorted(truth.pos, block.pos[i] + (i < 0))) for i in (0, -1))
+        mine = coef[truth.pos[low:high] - block.pos[0]]
+        truth.sums[layer] += segment_sum(mine.unsqueeze(-1) * h[truth.src[low:high]], truth.row[low:high], rows)
