@@ -287,6 +287,22 @@ def test_self_loops_come_exactly_and_first():
         assert loop[d.ptr[:-1]].all()  # every node has one, and it opens its row
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.1])
+def test_items_right_at_the_cap_come_to_rest(eta):
+    """Small whole odds put items exactly at the cap, where rounding once lifted and lowered it without end."""
+    rng = np.random.default_rng(0)
+    for w, k in [([4, 6, 5, 1, 1, 6, 3, 1], 5), ([1, 3, 4, 3, 2, 4], 5)] + [
+        (rng.integers(1, 7, n), int(rng.integers(1, n))) for n in rng.integers(3, 9, 2000)
+    ]:
+        w = torch.as_tensor(np.asarray(w, float))
+        p = w.numpy().copy()
+        cpu_draw.inclusion(p, len(p), k, eta)
+        assert abs(p.sum() - k) < 1e-9 and p.max() <= 1 + 1e-9 and p.min() > 0
+        row = torch.zeros(len(w), dtype=torch.long)
+        slow = reference.inclusion(w, row, 1, torch.tensor([float(k)], dtype=torch.double), eta)
+        assert np.allclose(slow, p, atol=1e-9)
+
+
 # --- the public door -----------------------------------------------------------------------------------------------
 
 

@@ -308,19 +308,33 @@ def test_tracked_shares_what_one_parent_saw():
     for _ in range(200):
         block = sampler.sample([0])[0]
         sampler.update([block], [(block.weight * block.scale * norm[block.n_id][block.src]).square()])
-    assert torch.allclose(policy.root[0, HUBS : HUBS + N], norm[HUBS:], rtol=1e-4), "hub 1 knows what hub 0 met"
+    often = policy.visits[0, HUBS:] > 20  # of the others the start is not forgotten yet
+    share = (policy.root[0, HUBS:] / norm[HUBS:])[often]
+    assert int(often.sum()) > 15 and float(share.std() / share.mean()) < 0.05, "hub 1 knows what hub 0 met"
 
 
-@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
-def test_the_unseen_count_as_typical(unit):
-    norm = unit * norms()
-    policy = play(Tracked(star(N, HUBS), 1), "systematic", 2, norm, 1)
-    seen = policy.visits[0] > 0
-    rest = policy.root[0, ~seen]
-    assert bool((rest == rest[0]).all())
-    assert float(rest[0]) == pytest.approx(float(policy.square[0, seen].mean().sqrt()), rel=1e-4)
-    block = NeighborSampler(policy.graph, [2], policy).sample([0])[0]
-    assert bool(torch.isfinite(block.scale).all())
+@pytest.mark.parametrize("unit", [1e-8, 1e-3, 1e8])
+def test_the_unit_of_the_norms_does_not_matter_and_the_unseen_are_typical(unit):
+    one, other = (play(Tracked(star(N, HUBS), 1), "systematic", 2, u * norms(), 3) for u in (1.0, unit))
+    assert torch.allclose(one.root, other.root, rtol=1e-3)
+    rest = other.visits[0] == 0
+    assert bool(rest.any()) and bool((other.root[0, rest] == 1).all())
+    assert 0.3 < float(other.square[0, ~rest].mean()) < 3
+
+
+def test_tracked_stands_norms_that_grow_together():
+    """As a model learns all norms grow; who was seen long ago must not look small for it."""
+    hubs, n = 100, 400
+    norm = torch.exp(0.3 * torch.randn(hubs + n, generator=torch.Generator().manual_seed(0)))
+    policy = Tracked(star(n, hubs), 1)
+    sampler, cost = NeighborSampler(policy.graph, [2], policy), norm[hubs:].double()
+    for step in range(30):
+        block = sampler.sample(torch.arange(hubs))[0]
+        seen = 1.3**step * norm[block.n_id][block.src]
+        sampler.update([block], [(block.weight * block.scale * seen).square()])
+        w = policy.root[0, hubs:].double()
+        now = float((cost.square() / (0.95 * w / w.sum() + 0.05 / n)).sum()) / float(n * cost.square().sum())
+        assert now < 1.02, "never above uniform's"
 
 
 def test_edges_without_weight_or_sense_teach_nothing():
@@ -329,9 +343,13 @@ def test_edges_without_weight_or_sense_teach_nothing():
     sampler = NeighborSampler(g, [-1], policy)
     block = sampler.sample([0, 3])[0]
     sampler.update([block], [(block.weight * 2).square()])
-    assert policy.root[0, 1:3].tolist() == [2.0, 2.0]
-    sampler.update([block], [torch.full((block.num_edges,), torch.nan)])
-    assert policy.root[0, 1:3].tolist() == [2.0, 2.0]
+    assert policy.level.tolist() == [4.0] and policy.root[0, 1:3].tolist() == [1.0, 1.0]
+    for bad in (torch.nan, torch.inf, 0.0):
+        sampler.update([block], [torch.full((block.num_edges,), bad)])
+        assert bool(torch.isfinite(policy.root).all())
+    policy = Tracked(g, 1)
+    policy.update(0, block, torch.zeros(block.num_edges))
+    assert policy.root[0].tolist() == [1.0] * 4, "nothing over nothing"
 
 
 def test_tracked_state_is_twelve_bytes_a_node_and_layer():

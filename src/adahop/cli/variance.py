@@ -66,10 +66,14 @@ def variance(
         records.fresh("variance.jsonl", "training.jsonl")
     rows: list[dict[str, Any]] = []
     way: list[dict[str, Any]] = []
-    for name, config in plans:
+    for at, (name, config) in enumerate(plans):
+        looked = records is not None and at >= len(plans) - len(plans) // len(tries)  # the last k alone, on its way
         for run in seeds:
-            last, along = measured(name, config, data, run, nodes, repeats, records)
+            last, along = measured(name, config, data, run, nodes, repeats, looked)
             rows, way = rows + last, way + along
+            for found, file in ((last, "variance.jsonl"), (along, "training.jsonl")):
+                for row in found if records else ():
+                    records.row(file, row)  # type: ignore[union-attr]
             for row in last if as_json else ():
                 print(json.dumps(row), flush=True)
     show(Console(stderr=as_json), rows)
@@ -101,11 +105,11 @@ def plan(text: str, sizes: list[int], common: dict[str, Any]) -> Config:
 
 
 def measured(
-    name: str, config: Config, data: Any, seed: int, nodes: int, repeats: int, records: Records | None
+    name: str, config: Config, data: Any, seed: int, nodes: int, repeats: int, looked: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(rows at the last step, rows along the way). The model is as the last step left it, not the best one kept."""
     steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs
-    marks = {max(1, round(steps * i / POINTS)) for i in range(1, POINTS + 1)} if records else ()
+    marks = {max(1, round(steps * i / POINTS)) for i in range(1, POINTS + 1)} if looked else ()
     few: dict[str, Any] = {"nodes": nodes, "seed": seed}
     along = Probe(data, at=marks, repeats=max(1, repeats // 4), **few)
     last = Probe(data, at=[steps], repeats=repeats, against=("uniform", "oracle"), gradient=True, **few)
@@ -116,11 +120,8 @@ def measured(
 
     result = fit(data, config, seed=seed, probe=both)
     print(f"{name} sizes {list(config.sizes)} seed {seed}: test {result.test:.4f}", file=sys.stderr, flush=True)
-    for probe, file in ((along, "training.jsonl"), (last, "variance.jsonl")):
-        probe.rows = [tidy(name, config, seed, row) for row in probe.rows]
-        for row in probe.rows if records else ():
-            records.row(file, row)  # type: ignore[union-attr]
-    return last.rows, along.rows
+    final, way = ([tidy(name, config, seed, row) for row in probe.rows] for probe in (last, along))
+    return final, way
 
 
 def tidy(name: str, config: Config, seed: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -130,9 +131,12 @@ def tidy(name: str, config: Config, seed: int, row: dict[str, Any]) -> dict[str,
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table("method", "k", "layer", "variance", "over uniform", "over oracle", "ess", "seen", "gradient")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=16)
+    for head in ("k", "layer", "variance", "/ uniform", "/ oracle", "ess", "seen", "gradient"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         numbers = ("variance", "over_uniform", "over_oracle", "ess", "coverage", "gradient_variance")
-        cells = ["-" if row[k] is None else f"{row[k]:.4g}" for k in numbers]
+        cells = ["-" if row[k] is None else f"{row[k]:.3g}" for k in numbers]
         table.add_row(escape(row["method"]), str(row["k"]), str(row["layer"]), *cells)
     console.print(table)

@@ -151,12 +151,8 @@ class Probe:
     ):
         self.data, self.every, self.at = data, count(every, 0, "every"), frozenset(at)
         self.nodes = probe_nodes(data, nodes, seed) if isinstance(nodes, int) else nodes
-        self.options: dict[str, Any] = {
-            "repeats": count(repeats, 1, "repeats"),
-            "seed": seed,
-            "against": against,
-            "gradient": gradient,
-        }
+        count(repeats, 1, "repeats")
+        self.options: dict[str, Any] = {"repeats": repeats, "seed": seed, "against": against, "gradient": gradient}
         self.rows: list[dict[str, Any]] = []
         self.write = write
 

@@ -116,5 +116,5 @@ def pre_aggregate(graph: Graph, x: Tensor, keep: bool = True, rows: int = 1 << 1
 def _content(x: Tensor) -> str:
     """A name for what a tensor holds: rows in another order are other features."""
     whole = hashlib.blake2b(f"{x.dtype}:{tuple(x.shape)}".encode(), digest_size=16)
-    whole.update(memoryview(x.detach().cpu().contiguous().numpy()))
+    whole.update(x.detach().cpu().contiguous().numpy().data)
     return whole.hexdigest()

@@ -66,7 +66,7 @@ def inclusion(w, n, k, eta):
                 largest = max(largest, w[j])
             if largest < limit:
                 break
-        many, cap = now, limit
+        many, cap = now, min(cap, limit)  # rounding must not lift it again: an item at the cap would swing forever
     total = rest + many * cap if many > 0 else rest
     for j in range(n):
         if w[j] >= cap:

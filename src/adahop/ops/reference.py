@@ -39,7 +39,7 @@ def inclusion(w: Tensor, row: Tensor, rows: int, k: Tensor, eta: float) -> Tenso
         now = segment_sum(over.to(w.dtype), row, rows)
         limit = share * rest / (1.0 - now * share)
         capped = (segment_max(w, row, rows) >= limit) | (now > 0)
-        new = torch.where(capped & ~((now == many) & (many > 0)), limit, cap)
+        new = torch.where(capped & ~((now == many) & (many > 0)), torch.minimum(limit, cap), cap)
         if torch.equal(new, cap):
             break
         cap, many = new, now
