@@ -156,13 +156,14 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
 
 
 def _fit(data: Any, config: Config, seed: int, on_epoch: Callable, after: Callable) -> Result:
+    start = time.perf_counter()
     data = data.to(config.device)
     model, sampler = assemble(data, config, seed)
     parameters = [*model.parameters(), *sampler.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
     loader = Loader(data, sampler, data.train_mask, config.batch_size, prefetch=config.prefetch)
     result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=model, sampler=sampler)
-    best, start, trained = None, time.perf_counter(), 0.0
+    best, trained = None, 0.0
     average = Average(model, config.average)
     for epoch in range(1, config.epochs + 1):
         total, seen, began = torch.zeros((), device=config.device), 0, time.perf_counter()

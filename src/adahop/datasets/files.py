@@ -109,7 +109,8 @@ def _targets(a: dict[str, np.ndarray]) -> np.ndarray:
 # --- .pt -----------------------------------------------------------------------------------------------------------
 
 
-def _pt(path: Path) -> tuple[Dataset, str]:
+def saved(path: Path) -> Data:
+    """The PyG Data that `torch.save` left; nothing but plain types is unpickled."""
     try:
         with _allow(PLAIN):
             data = torch.load(path, map_location="cpu", weights_only=True)
@@ -118,6 +119,11 @@ def _pt(path: Path) -> tuple[Dataset, str]:
         raise InputError(f"the saved Data must be readable, got {type(e).__name__}: {why}") from None
     if not isinstance(data, Data):
         raise InputError(f"the saved object must be a PyG Data, got {type(data).__name__}")
+    return data
+
+
+def _pt(path: Path) -> tuple[Dataset, str]:
+    data = saved(path)
     if isinstance(data, Dataset):  # one of ours, saved: its features are prepared already
         return data, "raw"
     wanted = ("x", "y", "edge_index", *(f"{part}_mask" for part in SPLITS))

@@ -1,0 +1,155 @@
+"""convert(): an edge list, features and labels, an OGB folder or a saved PyG Data as one `.npz` that `load` takes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from adahop.checks import InputError, count, one_of
+from adahop.convert.sources import PARTS, Ids, Raw, from_ogb, from_saved, from_tables, read_splits
+from adahop.convert.tables import Tell
+from adahop.datasets.base import make
+from adahop.graph import Graph
+from adahop.ops import random
+
+__all__ = ["convert"]
+
+SPARSE = 0.1  # features with a smaller share of entries that are not 0 are written as a sparse matrix
+
+
+def convert(
+    source: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    ids: str = "numbers",
+    undirected: bool = False,
+    name: str | None = None,
+    tell: Tell | None = None,
+) -> dict[str, Any]:
+    """Check the files of a graph and write them as one `.npz`; returns what was written, in numbers.
+
+    `source` is (edges, features, labels), an OGB folder, or a saved PyG Data. `split` is "random:60,20,20" (shares of
+    the labelled nodes, drawn with `seed`) or a folder with train.csv, val.csv and test.csv; None takes the source's
+    own split, else that random one. ids="names" takes any words for ids: those of the labels file, in its order.
+    `undirected` adds every edge's reverse, an edge given twice counting once, with the larger weight. The file is
+    written whole or not at all.
+    """
+    out = Path(out)
+    if out.suffix != ".npz" or not out.parent.is_dir():
+        raise InputError(f"`out` must be a .npz file in an existing folder, got {out}")
+    count(seed, 0, "seed")
+    raw, known = _source(source, one_of(ids, ("numbers", "names"), "ids") == "names", tell)
+    if split is not None or raw.splits is None:
+        raw.splits = _split(raw, known, split or "random:60,20,20", seed)
+    arrays, meta = _pack(raw, undirected, name or out.stem)
+    _write(out, {**arrays, "meta": np.array(json.dumps(meta))})
+    return meta
+
+
+def _source(source: Any, names: bool, tell: Tell | None) -> tuple[Raw, Ids]:
+    paths = [Path(source)] if isinstance(source, str | Path) else [Path(p) for p in source]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"`source` must name existing files, got {path}")
+    if len(paths) == 3:
+        return from_tables(*paths, names=names, tell=tell)
+    if len(paths) == 1 and not names:
+        if paths[0].is_dir():
+            return from_ogb(paths[0], tell)
+        if paths[0].suffix == ".pt":
+            return from_saved(paths[0])
+    what = "edges, features and labels, or one OGB folder or .pt file with numbers for ids"
+    raise InputError(f"`source` must be {what}, got {', '.join(map(str, paths))}")
+
+
+def _split(raw: Raw, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray]:
+    if not how.startswith("random:"):
+        if not Path(how).is_dir():
+            raise InputError(f"`split` must be like random:60,20,20 or a folder with train.csv and so on, got '{how}'")
+        return read_splits(Path(how), ids)
+    try:
+        shares = np.array([float(s) for s in how.removeprefix("random:").split(",")])
+    except ValueError:
+        shares = np.zeros(0)
+    if len(shares) != 3 or not (np.isfinite(shares) & (shares >= 0)).all() or shares[0] == 0:
+        raise InputError(f"`split` must be random: and three shares, the first above 0, got '{how}'")
+    labelled = np.arange(len(raw.y)) if raw.y.ndim == 2 else (raw.y >= 0).nonzero()[0]
+    order = random.shuffled(torch.from_numpy(labelled), random.key(seed)).numpy()
+    cuts = np.round(np.cumsum(shares / shares.sum())[:2] * len(order)).astype(int)
+    return dict(zip(PARTS, np.split(order, cuts), strict=True))
+
+
+def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    n = raw.x.shape[0]
+    src, dst, weight = _ordered(raw, n, undirected)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
+    a: dict[str, np.ndarray] = {"indptr": indptr, "indices": src.astype(np.int32 if n < 2**31 else np.int64)}
+    if weight is not None:
+        a["weight"] = weight
+    assert raw.splits is not None
+    dense = raw.x.toarray() if sp.issparse(raw.x) else raw.x
+    checked = make(name, Graph.from_csr(indptr, src, weight), dense, raw.y, raw.splits, len(raw.classes) or None)
+    a |= _features(raw.x, dense) | _labels(raw.y)
+    a |= {f"{part}_idx": np.sort(ids).astype(np.int64) for part, ids in raw.splits.items()}
+    if raw.names is not None:
+        a["names"] = raw.names.astype(str)
+    meta = {
+        "name": name, "nodes": n, "edges": len(src), "features": dense.shape[1], "classes": checked.classes,
+        "task": checked.task, "split": [len(raw.splits[part]) for part in PARTS],
+        **({"class_names": raw.classes} if raw.classes else {}),
+    }  # fmt: skip
+    return a, meta
+
+
+def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Edges by target, then source."""
+    src, dst, weight = raw.src, raw.dst, raw.weight
+    if undirected:
+        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+        weight = None if weight is None else np.concatenate([weight, weight])
+    keys = (src, dst) if weight is None or not undirected else (-weight, src, dst)
+    order = np.lexsort(keys)
+    src, dst = src[order], dst[order]
+    keep: Any = slice(None)
+    if undirected and len(src):
+        keep = np.concatenate([[True], (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])])
+    return src[keep], dst[keep], None if weight is None else weight[order][keep]
+
+
+def _features(x: Any, dense: np.ndarray) -> dict[str, np.ndarray]:
+    filled = np.count_nonzero(dense) / max(dense.size, 1)
+    if not sp.issparse(x) and filled >= SPARSE:
+        return {"x": dense.astype(np.float32)}
+    rows = sp.csr_matrix(dense)
+    out = {"x_indptr": rows.indptr, "x_indices": rows.indices.astype(np.int32), "x_shape": np.array(rows.shape)}
+    return out if (rows.data == 1).all() else {**out, "x_data": rows.data.astype(np.float32)}
+
+
+def _labels(y: np.ndarray) -> dict[str, np.ndarray]:
+    if y.ndim == 2:
+        return {"y_packed": np.packbits(y.astype(bool), axis=1), "y_shape": np.array(y.shape)}
+    return {"y": y.astype(np.int16 if y.max(initial=0) < 2**15 else np.int64)}
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Beside, then renamed: a reader sees the old file or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as f:
+            np.savez_compressed(f, **arrays)  # type: ignore[arg-type]
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(beside, path)
+    except OSError as e:
+        raise InputError(f"{path} must be writable, got {e.strerror or e}") from None
+    finally:
+        beside.unlink(missing_ok=True)
