@@ -169,7 +169,7 @@ def test_a_file_of_ones_own(run, tmp_path):
 # --- flags and fields ----------------------------------------------------------------------------------------------
 
 ELSEWHERE = {"dataset", "seed", "runs", "out", "as_json", "log_variance", "help"}  # of the command, not of the run
-MODEL_FLAGS = {"norm", "heads", "score", "attention"}
+MODEL_FLAGS = {"norm", "activation", "heads", "score", "attention"}
 
 
 def flags() -> dict:

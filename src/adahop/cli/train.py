@@ -44,6 +44,7 @@ def train(
     estimator: Annotated[str | None, option(f"{', '.join(ESTIMATORS)}; default the method's own.")] = None,
     average: Annotated[float, option("Evaluate a running average of the weights; the share kept a step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
+    activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
     heads: Annotated[int | None, option("Of a gat; default 1.")] = None,
     score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
     attention: Annotated[
@@ -60,7 +61,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Last line on stdout is one JSON object.")] = False,
 ) -> None:
     """Train a model with sampled neighbours; report the test score of the best validation epoch."""
-    given = {"norm": norm, "heads": heads, "score": score, "attention": attention}
+    given = {"norm": norm, "activation": activation, "heads": heads, "score": score, "attention": attention}
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,

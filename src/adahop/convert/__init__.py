@@ -61,7 +61,7 @@ def _source(source: Any, names: bool, tell: Tell | None) -> tuple[Raw, Ids]:
         if not path.exists():
             raise InputError(f"`source` must name existing files, got {path}")
     if len(paths) == 3:
-        return from_tables(*paths, names=names, tell=tell)
+        return from_tables(paths[0], paths[1], paths[2], names, tell)
     if len(paths) == 1 and not names:
         if paths[0].is_dir():
             return from_ogb(paths[0], tell)

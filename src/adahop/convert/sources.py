@@ -171,7 +171,7 @@ def from_saved(path: Path) -> tuple[Raw, Ids]:
     for name in ("x", "y", "edge_index"):
         if not torch.is_tensor(getattr(data, name, None)):
             raise InputError(f"{path} must hold a Data with x, y and edge_index, got {', '.join(data.keys())}")
-    masks = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
+    masks: dict[str, Any] = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
     splits = None
     if all(torch.is_tensor(m) for m in masks.values()):
         first = {part: m[:, 0] if m.dim() == 2 else m for part, m in masks.items()}

@@ -72,7 +72,7 @@ class opened:
 
     def __enter__(self) -> tuple[io.TextIOWrapper, Any]:
         try:
-            self.raw = open(self.path, "rb")  # noqa: SIM115
+            self.raw = open(self.path, "rb")
         except OSError as e:
             raise InputError(f"{self.path} must be a readable file, got {e.strerror}") from None
         plain: Any = gzip.GzipFile(fileobj=self.raw) if self.path.suffix == ".gz" else self.raw
@@ -155,11 +155,14 @@ def _parsed(path: Path, chunk: list[str], start: int, sep: str | None, fields: l
             try:
                 _parse([line], sep, fields)
             except BAD:
-                kinds = ", ".join(f"{len(f.at)} of {f.kind}" for f in fields)
-                raise InputError(
-                    f"{path}, line {n} must hold the columns wanted ({kinds}), got '{line.strip()[:60]}'"
-                ) from None
+                wanted = " and ".join(map(_wanted, fields))
+                raise InputError(f"{path}, line {n} must hold {wanted}, got '{line.strip()[:60]}'") from None
         raise
+
+
+def _wanted(field: Field) -> str:
+    columns = f"column {field.at[0] + 1}" if len(field.at) == 1 else f"{len(field.at)} columns"
+    return f"{'text' if field.kind == 'text' else field.kind + ' numbers'} in {columns}"
 
 
 def _parse(lines: list[str], sep: str | None, fields: list[Field]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, elu
 
 from adahop.block import Block, expand
 from adahop.checks import InputError, between, count, one_of
@@ -16,6 +16,7 @@ from adahop.estimators import FEEDBACK
 from adahop.graph import Graph
 from adahop.memory import Memory, build
 
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 
 
@@ -32,6 +33,7 @@ class Conv(nn.Module):
         super().__init__()
         self.watcher: Callable[[Tensor], None] | None = None
         self.feedback = "energy"
+        self.ready: Any = None
         self.tap: Callable[[Tensor, Block, Tensor | None], None] | None = None  # see `diagnostics`
 
     def speak(self, h: Tensor, block: Block, coef: Tensor) -> None:
@@ -46,6 +48,14 @@ class Conv(nn.Module):
             one_of(self.feedback, ("energy",), "feedback")
             self.watcher(energy)
 
+    def prepare(self, h: Tensor) -> Any:
+        """What the sources bring along, whoever the targets are."""
+        return h
+
+    def prepared(self, h: Tensor) -> Any:
+        """`prepare(h)`, once for all chunks while the whole graph is passed over."""
+        return self.prepare(h) if self.ready is None else self.ready
+
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
         raise NotImplementedError
 
@@ -58,11 +68,13 @@ class GNN(nn.Module):
     """arch="plain": h <- act(conv(h)), the last layer gives the outputs (Kipf).
 
     arch="residual": z = linear(x), h <- tanh(conv(h) + z), outputs linear(h) (the skeleton of the paper's own code).
+    `activation` (relu, elu or tanh) replaces either's own.
     `graph` says how the model wants its graph normalised: (kind, self_loops).
     """
 
     graph: tuple[str, bool] = ("row", True)
-    activation = staticmethod(torch.relu)
+    edge_width = 1  # numbers that a layer keeps for every edge
+    activation = "relu"  # of arch="plain"; the residual skeleton has tanh
 
     def __init__(
         self,
@@ -72,11 +84,14 @@ class GNN(nn.Module):
         layers: int = 2,
         arch: str = "residual",
         dropout: float = 0.0,
+        activation: str | None = None,
         **options: Any,
     ):
         super().__init__()
         self.arch = one_of(arch, ("plain", "residual"), "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
+        name = activation or ("tanh" if arch == "residual" else self.activation)
+        self.bend = ACTIVATIONS[one_of(name, ACTIVATIONS, "activation")]
         inputs, hidden, outputs = (
             count(v, 1, w) for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
         )
@@ -141,8 +156,8 @@ class GNN(nn.Module):
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         if self.arch == "residual":
-            return torch.tanh(out + state["z"])
-        return out if self.decoder is None and layer == len(self.convs) - 1 else self.activation(out)
+            return self.bend(out + state["z"])
+        return out if self.decoder is None and layer == len(self.convs) - 1 else self.bend(out)
 
     def decode(self, h: Tensor) -> Tensor:
         return h if self.decoder is None else self.decoder(self.drop(h))
@@ -170,8 +185,8 @@ class GNN(nn.Module):
     # --- the whole graph -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def inference(self, graph: Graph, x: Tensor, edges: int = 1 << 20) -> Tensor:
-        """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time.
+    def inference(self, graph: Graph, x: Tensor, edges: int = 0) -> Tensor:
+        """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
         Snapshots are taken on the way: the pass that evaluates a model also renews its memory.
         """
@@ -179,21 +194,25 @@ class GNN(nn.Module):
         self.whole = True
         try:
             h, state = self._encode_all(x)
-            cuts = node_chunks(graph, edges)
-            for layer in range(len(self.convs)):
+            cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32))
+            for layer, conv in enumerate(self.convs):
                 memory = self.memory(layer)
                 if memory is not None:
-                    memory.refresh(h, self.convs[layer], self._passing)
+                    memory.refresh(h, conv, self._passing)
+                conv.ready = conv.prepare(h)
                 parts, kept = [], []
                 for a, b in cuts:
                     carried = {k: v[a:b] for k, v in state.items()}
                     out, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
                     parts.append(out)
                     kept.append(carried)
+                conv.ready = None
                 h, state = torch.cat(parts), {k: torch.cat([s[k] for s in kept]) for k in state}
             return torch.cat([self.decode(part) for part in h.split(1 << 16)]) if len(h) else self.decode(h)
         finally:
             self.whole = False
+            for conv in self.convs:
+                conv.ready = None
             self.train(was)
 
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, leaky_relu
+from torch.nn.functional import leaky_relu
 
 from adahop.block import Block
 from adahop.checks import InputError, count, one_of
@@ -56,11 +56,15 @@ class GATConv(Conv):
         u, v = ((weight * a.unsqueeze(-1)).sum(1) for a in (self.dst, self.src))
         return u, v
 
+    def prepare(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Of every source its value [heads, width] and its score t."""
+        return self.linear(h).view(-1, self.heads, self.width), h @ self.directions()[1].t()
+
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        u, v = self.directions()
-        score = leaky_relu((own @ u.t())[block.dst] + (h @ v.t())[block.src], self.slope)
+        value, t = self.prepared(h)
+        s = own @ self.directions()[0].t()
+        score = leaky_relu(s[block.dst] + t[block.src], self.slope)
         coef = attention(score, block, self.form)
-        value = self.linear(h).view(-1, self.heads, self.width)
         self.speak(value, block, coef)
         return self._join(gather(value, block, coef))
 
@@ -78,7 +82,7 @@ class GAT(GNN):
     `attention` is the estimator's form ("self-normalised", "paper", "softmax"), `score` relu or leaky_relu.
     """
 
-    activation = staticmethod(elu)
+    activation = "elu"
 
     def __init__(
         self,

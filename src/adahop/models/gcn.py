@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from adahop.block import Block
@@ -12,6 +11,15 @@ from adahop.checks import one_of
 from adahop.estimators import plain
 from adahop.memory import FIXED
 from adahop.models.base import GNN, Conv
+
+
+def narrows(weight: Tensor) -> bool:
+    return weight.shape[0] < weight.shape[1]
+
+
+def narrowed(weight: Tensor, h: Tensor) -> Tensor:
+    """h on the narrower side of W: there the sum costs least."""
+    return h @ weight.t() if narrows(weight) else h
 
 
 class GCNConv(Conv):
@@ -23,14 +31,15 @@ class GCNConv(Conv):
         super().__init__()
         self.linear = nn.Linear(inputs, outputs)
 
+    def prepare(self, h: Tensor) -> Tensor:
+        return narrowed(self.linear.weight, h)
+
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        weight, bias = self.linear.weight, self.linear.bias
-        narrow = weight.shape[0] < weight.shape[1]
-        if narrow:
-            h = h @ weight.t()
+        weight = self.linear.weight
+        h = self.prepared(h)
         out, coef = plain(h, block)
         self.speak(h, block, coef)
-        return (out if narrow else out @ weight.t()) + bias
+        return (out if narrows(weight) else out @ weight.t()) + self.linear.bias
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
         return self.linear(total)
@@ -56,14 +65,15 @@ class SAGEConv(Conv):
         super().__init__()
         self.own, self.others = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs, bias=False)
 
+    def prepare(self, h: Tensor) -> Tensor:
+        return narrowed(self.others.weight, h)
+
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
         weight = self.others.weight
-        narrow = weight.shape[0] < weight.shape[1]
-        if narrow:
-            h = h @ weight.t()
+        h = self.prepared(h)
         out, coef = plain(h, block)
         self.speak(h, block, coef)
-        return self.own(own) + (out if narrow else out @ weight.t())
+        return self.own(own) + (out if narrows(weight) else out @ weight.t())
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
         return self.own(own) + self.others(total)
@@ -73,7 +83,6 @@ class SAGE(GNN):
     """GraphSAGE with the mean aggregator (Hamilton et al. 2017); the node itself has a weight of its own."""
 
     graph = ("row", False)
-    activation = staticmethod(torch.relu)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return SAGEConv(inputs, outputs)

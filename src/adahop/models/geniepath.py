@@ -23,8 +23,11 @@ class BreadthConv(Conv):
         self.score = nn.Linear(inputs, 1, bias=False)
         self.linear = nn.Linear(inputs, outputs)
 
+    def prepare(self, h: Tensor) -> Tensor:
+        return self.src(h)
+
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        score = self.score(torch.tanh(self.dst(own)[block.dst] + self.src(h)[block.src]))
+        score = self.score(torch.tanh(self.dst(own)[block.dst] + self.prepared(h)[block.src]))
         coef = attention(score, block, self.form).squeeze(-1)
         self.speak(h, block, coef)
         return self.linear(gather(h, block, coef))
@@ -37,6 +40,8 @@ class GeniePath(GNN):
     embedding before the breadth layer's tanh.
     """
 
+    activation = "tanh"
+
     def __init__(
         self,
         inputs: int,
@@ -45,9 +50,11 @@ class GeniePath(GNN):
         layers: int = 2,
         arch: str = "residual",
         dropout: float = 0.0,
+        activation: str | None = None,
         attention: str = "self-normalised",
     ):
-        super().__init__(inputs, hidden, outputs, layers, arch, dropout, form=attention)
+        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, form=attention)
+        self.edge_width = hidden
         self.gates = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in range(layers))
 
     def wraps(self) -> bool:
@@ -67,4 +74,4 @@ class GeniePath(GNN):
         return torch.sigmoid(o) * torch.tanh(c), {**state, "c": c}
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
-        return torch.tanh(out + state["z"] if "z" in state else out)
+        return self.bend(out + state["z"] if "z" in state else out)

@@ -1,0 +1,146 @@
+"""Hops: one merged subgraph around the seeds, each node expanded once, as PyG's models want it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adahop import ops
+from adahop.block import Block, expand
+from adahop.ops.subgraph import induced
+from adahop.samplers import NeighborSampler
+
+SUBGRAPHS = ("directional", "bidirectional", "induced")
+
+
+class Hops(NamedTuple):
+    """A drawn subgraph in local ids, seeds first; nodes and edges in the order of the hops that found them."""
+
+    n_id: Tensor  # [S] global node ids
+    edge_index: Tensor  # [2, M] local ids
+    e_id: Tensor  # [M] the edge in the user's own order
+    scale: Tensor  # [M] the factor that makes each target's sum unbiased
+    tree: Tensor | None  # [S] the seed a node belongs to, where the subgraphs are disjoint
+    num_nodes: list[int] | None  # found in each hop, the seeds first; None where edges have no hop
+    num_edges: list[int] | None
+    blocks: list[Block] | None  # one a hop, input layer first: the last hop's edges are the first block
+
+    def plain(self) -> tuple:
+        """Tuples and tensors alone, for a checkpoint."""
+        return (*self[:-1], self.blocks and [tuple(b) for b in self.blocks])
+
+    @classmethod
+    def of(cls, parts: Any) -> Hops:
+        return cls(*parts[:-1], parts[-1] and [Block(*b) for b in parts[-1]])
+
+
+class _Names:
+    """Local ids of the nodes seen so far, one for each node of the graph."""
+
+    def __init__(self, seeds: Tensor, num_nodes: int, place: Tensor | None):
+        self.n_id, self.tree, self.none = seeds, None, num_nodes
+        fits = place is not None and place.device == seeds.device
+        self.place = place if place is not None and fits else unplaced(num_nodes, seeds.device)
+        self.place.scatter_reduce_(0, seeds, torch.arange(seeds.numel(), device=seeds.device), "amin")
+
+    def close(self) -> None:
+        self.place[self.n_id] = self.none
+
+    def join(self, block: Block, start: int) -> Tensor:
+        """The local source of each edge; nodes not seen before are added at the end."""
+        found = block.n_id[block.num_dst :]
+        local = self.place[found]
+        fresh = found[local == self.none]
+        new = self.n_id.numel() + torch.arange(fresh.numel(), device=fresh.device)
+        self.place[fresh] = new
+        local[local == self.none] = new
+        self.n_id = torch.cat([self.n_id, fresh])
+        own = start + torch.arange(block.num_dst, device=local.device)
+        return torch.cat([own, local])[block.src]
+
+
+class _Trees:
+    """Local ids where every seed has a subgraph of its own: a node is known by its seed and its id."""
+
+    def __init__(self, seeds: Tensor, num_nodes: int, place: Tensor | None):
+        self.n, self.n_id = num_nodes, seeds
+        self.tree = torch.arange(seeds.numel(), device=seeds.device)
+
+    def join(self, block: Block, start: int) -> Tensor:
+        old = self.tree * self.n + self.n_id
+        key = torch.cat([old, self.tree[start + block.dst] * self.n + block.n_id[block.src]])
+        local, first = in_order(key)
+        names = key[first]
+        self.n_id, self.tree = names % max(self.n, 1), names // max(self.n, 1)
+        return local[old.numel() :]
+
+    def close(self) -> None:
+        pass
+
+
+def unplaced(num_nodes: int, device: Any = "cpu") -> Tensor:
+    """Scratch for `draw_hops`: the local id of every node, `num_nodes` where it has none."""
+    return torch.full((num_nodes,), num_nodes, device=device)
+
+
+def in_order(key: Tensor) -> tuple[Tensor, Tensor]:
+    """(number of each key, place where each number first stood), numbered as they first appear."""
+    unique, which = key.unique(return_inverse=True)
+    first = torch.full_like(unique, key.numel())
+    first.scatter_reduce_(0, which, torch.arange(key.numel(), device=key.device), "amin")
+    order = first.argsort()
+    return order.argsort()[which], first[order]
+
+
+@torch.no_grad()
+def draw_hops(
+    sampler: NeighborSampler,
+    seeds: Tensor,
+    disjoint: bool = False,
+    subgraph: str = "directional",
+    place: Tensor | None = None,
+) -> Hops:
+    """Neighbours of the seeds, then of the nodes that were new, and so on: a node draws once, where it first appears.
+
+    Hop h draws with the policy's state of layer L - 1 - h, the layer of a model that needs it last.
+    """
+    g, layers = sampler.graph, len(sampler.sizes)
+    seeds = seeds.to(g.device)
+    names: Any = (_Trees if disjoint else _Names)(seeds, g.num_nodes, place)
+    start, blocks, edges, counts = 0, [], [], [seeds.numel()]
+    for layer in reversed(range(layers)):
+        new = names.n_id[start:]
+        k = torch.tensor([sampler.sizes[layer]], device=g.device)
+        odds, key = sampler.policy.odds(layer), sampler.key(layer)
+        drawn = ops.draw(g.indptr, g.first, g.indices, new, k, sampler.how, odds, key)
+        block = sampler.block(new, sampler.policy.scaled(new, drawn))
+        edges.append(torch.stack([names.join(block, start), block.dst + start]))
+        blocks.append(block)
+        start += new.numel()
+        counts.append(names.n_id.numel() - start)
+    names.close()
+    sampler.step += 1
+    hops = Hops(
+        names.n_id, torch.cat(edges, 1), torch.cat([b.e_id for b in blocks]), torch.cat([b.scale for b in blocks]),
+        names.tree, counts, [b.num_edges for b in blocks], blocks[::-1],
+    )  # fmt: skip
+    return hops if subgraph == "directional" else _closed(hops, sampler, subgraph)
+
+
+def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
+    """The same nodes with edges both ways, or with all edges among them; no sum is estimated, so every scale is 1."""
+    g = sampler.graph
+    if subgraph == "induced":
+        ptr, pos, src = induced(g.indptr, g.indices, hops.n_id, sampler._scratch)
+        edge_index = torch.stack([src, expand(ptr, pos.numel())])
+        e_id = pos if g.eid is None else g.eid[pos].long()
+    else:
+        both = torch.cat([hops.edge_index, hops.edge_index.flip(0)], 1)
+        first = in_order(both[1] * hops.n_id.numel() + both[0])[1]  # the drawn way comes first
+        edge_index, e_id = both[:, first], hops.e_id.repeat(2)[first]
+    ones = torch.ones(e_id.numel(), device=e_id.device)
+    return hops._replace(
+        edge_index=edge_index, e_id=e_id, scale=ones, num_nodes=None, num_edges=None, blocks=None
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""inference(model, data): every neighbour of every node, layer by layer, without all messages in memory at once."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+from adahop import models
+from adahop.checks import InputError, KindError, count
+from adahop.graph import Graph
+
+KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
+
+
+@torch.no_grad()
+def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any = None) -> Tensor:
+    """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode.
+
+    Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
+    that of the hidden layers (and of attention's one number an edge and head), not of the messages. The model is any
+    stack of PyG layers whose forward takes x, edge_index and, where it wants them, edge_weight and edge_attr: PyG's own
+    models, torch_geometric.nn.Sequential, your own modules; or one of adahop.models.
+
+    >>> from torch_geometric.data import Data; from torch_geometric.nn import GraphSAGE
+    >>> data = Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    >>> inference(GraphSAGE(4, 8, 2, 5), data).shape
+    torch.Size([3, 5])
+    """
+    if type(data).__name__ == "HeteroData":
+        raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
+    count(batch_size, 1, "batch_size")
+    if isinstance(model, models.GNN):
+        graph = data.graph if isinstance(getattr(data, "graph", None), Graph) else Graph.from_data(data)
+        return model.inference(graph.normalized(*model.graph), data.x)
+    if not isinstance(model, nn.Module) or not any(isinstance(m, MessagePassing) for m in model.modules()):
+        raise KindError(f"`model` must be stacked of PyG layers that pass messages, got {type(model).__name__}")
+    if device is None:
+        device = next((p.device for p in model.parameters()), data.edge_index.device)
+    training = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        with _in_parts(model, batch_size):
+            return model(**_arguments(model, data, torch.device(device)))
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _arguments(model: nn.Module, data: Any, device: torch.device) -> dict[str, Any]:
+    """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
+    signature = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
+    if hasattr(signature, "param_dict"):
+        required, names = list(signature.param_dict), list(signature.param_dict)
+    else:
+        params = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        params = [p for p in params if p.kind is not p.VAR_POSITIONAL]
+        required, names = [p.name for p in params if p.default is p.empty], [p.name for p in params]
+    strange = [name for name in required if name not in KNOWN]
+    if strange or "x" not in names or "edge_index" not in names:
+        raise InputError(
+            f"`model` must take x, edge_index and at most edge_weight and edge_attr, got {type(model).__name__} "
+            f"with ({', '.join(required)})"
+        )
+    given = {name: getattr(data, name, None) for name in KNOWN if name in names}
+    if given.get("edge_weight") is None and "edge_weight" in required:
+        given["edge_weight"] = torch.ones(data.edge_index.shape[1])
+    missing = [name for name in required if given[name] is None]
+    if missing:
+        raise InputError(f"`data` must have `{missing[0]}`, which the model takes, got none")
+    return {name: value.to(device) for name, value in given.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _in_parts(model: nn.Module, size: int) -> Iterator[None]:
+    """Within, layers pass their messages for `size` targets at a time."""
+    layers = [m for m in model.modules() if isinstance(m, MessagePassing) and m.flow == "source_to_target"]
+    for m in layers:
+        m.__dict__["propagate"] = _parted(m, m.propagate, size)
+    try:
+        yield
+    finally:
+        for m in layers:
+            del m.__dict__["propagate"]
+
+
+def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
+    lifted = {name[:-2] for name in conv._user_args if name.endswith(("_i", "_j"))}
+
+    def propagate(edge_index: Any, size_: Any = None, **kwargs: Any) -> Tensor:
+        given = kwargs.pop("size", size_)
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            return whole(edge_index, size=given, **kwargs)  # a sparse product makes no messages
+        n_src, n_dst = _sizes(given, kwargs, lifted)
+        if n_dst <= size:
+            return whole(edge_index, size=given, **kwargs)
+        order = edge_index[1].argsort(stable=True)
+        dst = edge_index[1, order].contiguous()
+        out = []
+        for start in range(0, n_dst, size):
+            stop = min(start + size, n_dst)
+            lo, hi = torch.searchsorted(dst, torch.tensor([start, stop], device=dst.device)).tolist()
+            at = order[lo:hi]
+            part = {k: _cut(v, k in lifted, at, start, stop, len(order)) for k, v in kwargs.items()}
+            local = torch.stack([edge_index[0, at], edge_index[1, at] - start])
+            out.append(whole(local, size=(n_src, stop - start), **part))
+        return torch.cat(out)
+
+    return propagate
+
+
+def _sizes(given: Any, kwargs: dict[str, Any], lifted: set[str]) -> tuple[int, int]:
+    """Sources and targets of a layer, from what it passes on."""
+    src, dst = given if given is not None else (None, None)
+    for name in lifted & set(kwargs):
+        value = kwargs[name]
+        one, two = value if isinstance(value, tuple | list) else (value, value)
+        src = one.shape[0] if src is None and isinstance(one, Tensor) else src
+        dst = two.shape[0] if dst is None and isinstance(two, Tensor) else dst
+    src = dst if src is None else src
+    return int(src or 0), int(src or 0) if dst is None else int(dst)
+
+
+def _cut(value: Any, node: bool, at: Tensor, start: int, stop: int, edges: int) -> Any:
+    """A layer's argument for targets start .. stop and the edges `at`."""
+    if node and isinstance(value, tuple | list):
+        return value[0], None if value[1] is None else value[1][start:stop]
+    if node and isinstance(value, Tensor):
+        return value, value[start:stop]
+    if isinstance(value, Tensor) and value.dim() and value.shape[0] == edges:
+        return value[at]
+    return value

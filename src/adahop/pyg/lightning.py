@@ -1,0 +1,53 @@
+"""A Lightning callback that closes the learning loop: the sampler hears the model of every training batch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from adahop.checks import InputError
+from adahop.pyg.feedback import Ear, Learner
+from adahop.pyg.logging import stats
+
+
+def callback(learner: Learner, log: Callable[..., None] | None = None, every: int = 50) -> Any:
+    """A callback for `Trainer(callbacks=[...])`; `learner` is the loader, or the AdaptiveSampler of LightningNodeData.
+
+    Lightning fetches a batch ahead, so updates come one batch late. `log` (a CSVLog or TensorBoardLog) gets the
+    `stats` of every `every`-th batch. Needs adahop[lightning].
+    """
+
+    class Feedback(_base()):  # type: ignore[misc]
+        """Listens from the start of a training batch to its end."""
+
+        ear: Ear | None = None
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
+            self.ear = self.ear or Ear(module)
+            self.ear.start(batch)
+
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
+        ) -> None:
+            if self.ear is not None:
+                learner._teach(self.ear)
+                self.ear.start(None)
+            if log is not None and batch_idx % every == 0:
+                log(getattr(trainer, "global_step", batch_idx), **stats(batch))
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            if self.ear is not None:
+                self.ear.close()
+                self.ear = None
+
+    return Feedback()
+
+
+def _base() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return importlib.import_module(name).Callback
+        except ImportError:
+            continue
+    raise InputError("the callback needs lightning: pip install 'adahop[lightning]'")

@@ -1,0 +1,224 @@
+"""AdaptiveNeighborLoader: PyG's NeighborLoader with one changed line, and batches whose sampler learns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader.utils import filter_data
+
+from adahop.block import Block
+from adahop.checks import InputError, count, node_ids, one_of
+from adahop.ops import random
+from adahop.pyg.feedback import Learner
+from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced
+from adahop.pyg.source import fitting, node_sampler, pyg_options, source
+from adahop.samplers import NeighborSampler
+from adahop.samplers.base import EPOCH
+
+
+class AdaptiveNeighborLoader(Learner):
+    """Batches as of PyG's NeighborLoader, drawn by a method of ours, with `edge_weight`, `scale` and `blocks` added.
+
+    A batch has the data's node and edge attributes, `edge_index` in local ids (seeds first), `n_id`, `e_id` (the place
+    in `data.edge_index`), `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges` a hop, and with
+    `disjoint` also `batch`. `num_neighbors` counts from the seeds outwards, as in PyG; each node draws once, where it
+    first appears. `scale` makes the sum over a node's drawn edges unbiased, and `edge_weight` is scale times the data's
+    own `edge_weight`: pass it to the model, or call `scale_messages` for layers that take none (for GCNConv, normalise
+    the whole graph's weights beforehand: a batch knows no degrees at its rim). Differences: a node with no more neighbours than are to be drawn takes them
+    all, also with `replace`; self-loops of the data are always taken, exactly, and not counted; `replace=None` leaves
+    it to the method; in `disjoint` trees a node's draw is the same in all trees of a batch; bidirectional and induced
+    subgraphs estimate no sum, so their scale is 1. `weight_attr` draws in proportion to fixed weights.
+
+    One seed gives the same batches for any number of threads. prefetch=d draws in a thread, d batches ahead.
+
+    >>> import adahop
+    >>> data = adahop.load("digits")
+    >>> batch = next(iter(AdaptiveNeighborLoader(data, [5, 5], data.train_mask, batch_size=32)))
+    >>> batch.batch_size, batch.num_sampled_nodes[0], batch.edge_weight.shape == batch.e_id.shape
+    (32, 32, True)
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Any = (10, 10),
+        input_nodes: Any = None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        method: str = "bs.m",
+        seed: int = 0,
+        prefetch: int = 0,
+        replace: bool | None = None,
+        disjoint: bool = False,
+        subgraph_type: Any = "directional",
+        directed: bool = True,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        sampler: NeighborSampler | None = None,
+        **options: Any,
+    ):
+        self.data, graph = source(data)
+        options = pyg_options(options)
+        if sampler is None:
+            self.sampler = node_sampler(
+                self.data, graph, num_neighbors, method, seed, replace, weight_attr, **options
+            )  # fmt: skip
+        else:
+            self.sampler = fitting(sampler, graph)
+        self.nodes = _inputs(input_nodes, graph.num_nodes)
+        self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
+        self.subgraph = _subgraph(subgraph_type if directed else "induced", disjoint)
+        self.shuffle, self.drop_last, self.disjoint, self.transform = shuffle, drop_last, disjoint, transform
+        self._place = unplaced(graph.num_nodes)
+        self._epoch, self._taken, self._waiting = 0, 0, []  # type: int, int, list[Future]
+        self._resumed: dict[str, Any] | None = None
+
+    @property
+    def num_neighbors(self) -> list[int]:
+        return self.sampler.sizes[::-1]
+
+    @property
+    def input_nodes(self) -> Tensor:
+        return self.nodes
+
+    @property
+    def dataset(self) -> range:
+        return range(self.nodes.numel())
+
+    def __len__(self) -> int:
+        n = self.nodes.numel()
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __call__(self, index: Any) -> Data:
+        """The batch of some positions in `input_nodes`."""
+        return self._hand_out(self._draw(node_ids(index, self.nodes.numel(), "index"))[2])
+
+    # --- one epoch ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Data]:
+        state, self._resumed = self._resumed, None
+        if state is None:
+            self._epoch, self._taken = int(self.sampler.epochs), 0
+            self.sampler.epochs += 1
+        return self._threaded(state) if self.prefetch else self._plain()
+
+    def _parts(self) -> list[Tensor]:
+        """Positions in `input_nodes`, a batch each, in an order that the seed and the epoch's number decide."""
+        place = torch.arange(self.nodes.numel())
+        if self.shuffle:
+            place = random.shuffled(place, random.key(self.sampler.seed, EPOCH, self._epoch))
+        return list(place.split(self.batch_size))[: len(self)]
+
+    def _plain(self) -> Iterator[Data]:
+        for part in self._parts()[self._taken :]:
+            yield from self._pass(self._draw(part)[2])
+        self._taken = -1  # nothing is left of this epoch
+
+    def _pass(self, batch: Data) -> Iterator[Data]:
+        self._taken += 1
+        try:
+            yield self._hand_out(batch)
+        except GeneratorExit:
+            self._take_back(done=False)
+            raise
+        self._take_back()
+
+    def _threaded(self, state: dict[str, Any] | None) -> Iterator[Data]:
+        self.sampler.defer(True)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
+        waiting = self._waiting = [_done(self._finish(part, Hops.of(hops))) for part, hops in (state or {}).get("ahead", ())]
+        for blocks, energy in (state or {}).get("pending", ()):
+            self.sampler.update(blocks, energy)
+        try:
+            for part in self._parts()[self._taken + len(waiting) :]:
+                waiting.append(pool.submit(self._learn_then_draw, self.sampler.release(), part))
+                if len(waiting) > self.prefetch:
+                    yield from self._pass(waiting.pop(0).result()[2])
+            while waiting:
+                yield from self._pass(waiting.pop(0).result()[2])
+            self._taken = -1
+        finally:
+            pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
+            self.sampler.defer(False)
+
+    def _learn_then_draw(self, learn: Callable[[], None], part: Tensor) -> tuple[Tensor, Hops, Data]:
+        learn()
+        return self._draw(part)
+
+    # --- one batch ---------------------------------------------------------------------------------------------------
+
+    def _draw(self, part: Tensor) -> tuple[Tensor, Hops, Data]:
+        hops = draw_hops(self.sampler, self.nodes[part], self.disjoint, self.subgraph, self._place)
+        return self._finish(part, hops)
+
+    def _finish(self, part: Tensor, hops: Hops) -> tuple[Tensor, Hops, Data]:
+        row, col = hops.edge_index
+        batch = filter_data(self.data, hops.n_id, row, col, hops.e_id)
+        batch.n_id, batch.e_id, batch.input_id, batch.batch_size = hops.n_id, hops.e_id, part, part.numel()
+        batch.num_nodes = hops.n_id.numel()
+        batch.num_sampled_nodes, batch.num_sampled_edges = hops.num_nodes, hops.num_edges
+        if hops.tree is not None:
+            batch.batch = hops.tree
+        weigh(batch, hops)
+        return part, hops, batch if self.transform is None else self.transform(batch)
+
+    # --- a checkpoint --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the remaining batches depend on; taken within an epoch, the next iteration goes on from there."""
+        self._take_back()
+        ahead = [f.result() for f in self._waiting] if self._taken > 0 else []
+        return {
+            "sampler": copy.deepcopy(self.sampler.state_dict()),
+            "epoch": self._epoch,
+            "taken": max(self._taken, 0),
+            "ahead": [(part, hops.plain()) for part, hops, _ in ahead],
+            "pending": [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a `state_dict` of a loader over the same data with the same options."""
+        self.sampler.load_state_dict(state["sampler"])
+        self._epoch, self._taken, self._waiting = state["epoch"], state["taken"], []
+        self._resumed = restored(state) if state["taken"] else None
+
+
+def weigh(batch: Data, hops: Hops) -> Data:
+    """Add the scale, the weight with the scale in it, and the blocks to learn from."""
+    device = batch.edge_index.device
+    batch.scale = hops.scale.to(device)
+    own = batch.edge_weight if "edge_weight" in batch else None
+    batch.edge_weight = batch.scale if own is None else own * batch.scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+    batch.blocks = hops.blocks
+    return batch
+
+
+def restored(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "pending": [([Block(*b) for b in blocks], energy) for blocks, energy in state["pending"]]}
+
+
+def _done(value: Any) -> Future:
+    future: Future = Future()
+    future.set_result(value)
+    return future
+
+
+def _inputs(input_nodes: Any, n: int) -> Tensor:
+    if isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and isinstance(input_nodes[0], str)):
+        raise InputError("`input_nodes` must be ids or a mask, got a node type: HeteroData is not supported yet")
+    return torch.arange(n) if input_nodes is None else node_ids(input_nodes, n, "input_nodes").cpu()
+
+
+def _subgraph(kind: Any, disjoint: bool) -> str:
+    kind = one_of(str(getattr(kind, "value", kind)), SUBGRAPHS, "subgraph_type")
+    if kind == "induced" and disjoint:
+        raise InputError("`disjoint` must be False for induced subgraphs, got True")
+    return kind

@@ -1,0 +1,124 @@
+"""scaled(conv): the unbiased scale inside layers that know of no edge weights."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from adahop.checks import InputError, KindError
+from adahop.ops import segment_sum
+from adahop.pyg.align import align
+
+ATTENTION = (GATConv, GATv2Conv, TransformerConv)
+_NAME = "_adahop_scale"
+
+
+class Scale:
+    """The hooks of one layer: where the scale comes from, and how it enters the messages.
+
+    sum: m scale. mean: m scale n / sum of scale, n the messages of the target (the mean of the weighted sample).
+    attention: alpha scale / sum of alpha scale, before the layer's own dropout (self-normalised, Hajek).
+    """
+
+    def __init__(self, conv: MessagePassing):
+        if isinstance(conv, ATTENTION):
+            self.kind = "attention"
+        elif conv.aggr in ("add", "sum", "mean"):
+            self.kind = "mean" if conv.aggr == "mean" else "sum"
+        else:
+            raise InputError(f"`conv` must aggregate by sum, mean or attention to be scaled, got aggr={conv.aggr!r}")
+        self.names = list(inspect.signature(conv.forward).parameters)
+        self.batch: Any = None  # set while a loader listens
+        self.given: tuple[Tensor, Tensor] | None = None
+        self.scale: Tensor | None = None
+        self.index: Tensor | None = None
+        self.rate = 0.0
+        conv.register_forward_pre_hook(self.before, with_kwargs=True)
+        conv.register_propagate_forward_pre_hook(self.edges)
+        conv.register_message_forward_hook(self.message)
+        conv.register_forward_hook(self.after, always_call=True)
+
+    def before(self, conv: MessagePassing, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        weight = kwargs.pop("edge_weight", None)
+        if weight is not None:
+            at = self.names.index("edge_index")
+            self.given = (kwargs["edge_index"] if "edge_index" in kwargs else args[at], weight)
+        elif self.batch is not None and conv.training:  # evaluation sees every neighbour: nothing to scale
+            self.given = (self.batch.edge_index, self.batch.scale)
+        if self.given is not None and self.kind == "attention":
+            self.rate, conv.dropout = conv.dropout, 0.0  # comes after the scale instead
+        return args, kwargs
+
+    def edges(self, conv: MessagePassing, inputs: tuple) -> None:
+        if self.given is None:
+            return
+        (edge_index, weight), used = self.given, inputs[0]
+        weight = weight.view(-1)
+        if used.shape == edge_index.shape and torch.equal(used, edge_index):
+            self.scale = weight
+        else:
+            i, j = align(edge_index, used, type(conv).__name__)
+            self.scale = weight.new_ones(used.shape[1]).index_copy(0, j, weight[i])
+        self.index = used[1]
+
+    def message(self, conv: MessagePassing, inputs: tuple, out: Tensor) -> Tensor | None:
+        if self.scale is None or self.index is None:
+            return None
+        s, row = self.scale.to(out.dtype), self.index
+        n = int(row.max()) + 1 if row.numel() else 0
+        if self.kind == "attention":
+            alpha = inputs[0].get("alpha")
+            alpha = conv._alpha if alpha is None else alpha
+            total = segment_sum(alpha * s[:, None], row, n)[row]
+            factor = dropout(s[:, None] / total.clamp(min=1e-30), self.rate, conv.training)
+        elif self.kind == "mean":
+            count, total = segment_sum(torch.ones_like(s), row, n), segment_sum(s, row, n)
+            factor = s * (count / total.clamp(min=1e-30))[row]
+        else:
+            factor = s
+        return out * factor.view(*factor.shape, *[1] * (out.dim() - factor.dim()))
+
+    def after(self, conv: MessagePassing, inputs: tuple, out: Any) -> None:
+        if self.given is not None and self.kind == "attention":
+            conv.dropout = self.rate
+        self.given = self.scale = self.index = None
+
+
+def scale_of(conv: nn.Module) -> Scale | None:
+    return conv.__dict__.get(_NAME)
+
+
+def scaled(conv: MessagePassing) -> MessagePassing:
+    """The same layer, which now takes `edge_weight=` and applies it; a layer that already does comes back as it is.
+
+    Without `edge_weight` it uses the scale of the batch while a loader listens (`feedback`, `learn`), else none.
+
+    >>> from torch_geometric.nn import GINConv
+    >>> conv = scaled(GINConv(nn.Identity()))
+    >>> conv(torch.ones(2, 1), torch.tensor([[1], [0]]), edge_weight=torch.tensor([3.0])).tolist()
+    [[4.0], [1.0]]
+    """
+    if not isinstance(conv, MessagePassing):
+        raise KindError(f"`conv` must be a PyG layer that passes messages, got {type(conv).__name__}")
+    if "edge_weight" not in inspect.signature(conv.forward).parameters and scale_of(conv) is None:
+        conv.__dict__[_NAME] = Scale(conv)
+    return conv
+
+
+def scale_messages(model: nn.Module) -> nn.Module:
+    """`scaled` for every layer of a model. PyG's own models (GraphSAGE, GIN, GAT) then heed their `edge_weight`."""
+    layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
+    if not layers:
+        raise InputError(f"`model` must have PyG layers that pass messages, got {type(model).__name__} with none")
+    for m in layers:
+        scaled(m)
+    for m in model.modules():
+        if isinstance(m, BasicGNN):
+            m.__dict__["supports_edge_weight"] = True
+    return model
