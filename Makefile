@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint docs setup clean
 
 demo: $(VENV)/.ready  ## set up, then train the learned sampler on the embedded data
 	$(BIN)/adahop train
@@ -15,6 +15,9 @@ lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.ready-docs  ## build the documentation into site/, strictly
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 setup: $(VENV)/.ready-test
 
@@ -32,5 +35,9 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(PIP) install -q -c constraints.txt -e '.[test,metis]'
 	touch $@
 
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info

@@ -1,4 +1,4 @@
-"""Lightning: a LightningModule of PyG layers, batches from LightningNodeData, and a callback that teaches the sampler."""
+"""Lightning: a LightningModule of PyG layers, LightningNodeData, and a callback that teaches the sampler."""
 
 import os
 import sys

@@ -20,7 +20,8 @@ pairs = rng.integers(600, size=(12_000, 2))
 pairs = pairs[(club[pairs[:, 0]] == club[pairs[:, 1]]) | (rng.random(len(pairs)) < 0.2)]
 (folder / "edges.csv").write_text("src,dst\n" + "\n".join(f"{names[a]},{names[b]}" for a, b in pairs))
 (folder / "labels.csv").write_text(
-    "id,label\n" + "\n".join(f"{name},{['chess', 'choir', 'chemistry'][c]}" for name, c in zip(names, club, strict=True))
+    "id,label\n"
+    + "\n".join(f"{name},{['chess', 'choir', 'chemistry'][c]}" for name, c in zip(names, club, strict=True))
 )
 np.save(folder / "features.npy", np.eye(3)[club] + rng.normal(size=(600, 3)))  # rows in the order of labels.csv
 

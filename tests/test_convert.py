@@ -104,6 +104,12 @@ def test_labels_by_id_leave_gaps(desk):
     assert sorted(torch.cat([data.train_idx, data.val_idx, data.test_idx]).tolist()) == [0, 1, 3]
 
 
+def test_labels_as_pandas_writes_them(desk):
+    (desk / "y.csv").write_text("label\n1.0\n0.0\nnan\n1.0\n0.0\n")
+    convert(["edges.csv", "x.npy", "y.csv"], "g.npz")
+    assert adahop.load("g.npz").y.tolist() == [1, 0, -1, 1, 0]
+
+
 def test_several_labels_and_sparse_features(desk):
     y = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]])
     np.save("y.npy", y)
@@ -193,13 +199,17 @@ def test_parquet_without_its_extra(desk, monkeypatch):
 
 
 BAD = {
-    "word": ("src,dst\n0,1\n\n1,two\n", r"e\.csv, line 4 must hold whole numbers in column 1 .* got '1,two'"),
-    "fraction": ("src,dst\n0,1.5\n", r"e\.csv, line 2 must hold whole numbers"),
+    "word": (
+        "src,dst\n0,1\n\n1,two\n",
+        r"e\.csv, line 4 must hold 2 columns, whole numbers in column 1 .* got '1,two'",
+    ),
+    "fraction": ("src,dst\n0,1.5\n", r"e\.csv, line 2 must hold 2 columns, whole numbers"),
     "short": ("0,1\n# note\n2\n", r"e\.csv, line 3 must hold"),
     "range": ("# note\n0,1\n\n1,5\n", r"e\.csv, line 4: a node id must be in \[0, 5\), .*got 5"),
     "negative": ("0,1\n-1,2\n", r"e\.csv, line 2: a node id must be"),
     "weight": ("src,dst,weight\n0,1,1\n1,2,-3\n", r"e\.csv, line 3: a weight must be finite and not negative, got -3"),
     "nan": ("0,1,nan\n", r"e\.csv, line 1: a weight must be finite"),
+    "long": ("0,1\n1,2,3\n", r"e\.csv, line 2 must hold 2 columns, .* got '1,2,3'"),
     "columns": ("a,b\n0,1\n", r"e\.csv must have the columns src and dst, .*got a, b"),
     "one column": ("0\n1\n", r"e\.csv must have the columns src and dst"),
     "empty": ("", r"e\.csv must have at least one row, got none"),
@@ -222,8 +232,13 @@ def test_bad_edges(what, desk):
         ("y.csv", "0\n1\n", r"y\.csv must have one row for each of the 5 rows of features, got 2"),
         ("y.csv", "id,label\n0,1\n0,1\n", r"y\.csv, line 3: an id must come once, got 0"),
         ("y.csv", "id,label\n7,1\n", r"y\.csv, line 2: a node id must be in \[0, 5\)"),
+        ("y.csv", "0\n1\n0.5\n0\n1\n", r"y\.csv, line 3: a label must be a whole number from 0 .*got 0\.5"),
+        ("y.csv", "label\n0\n-3\n", r"y\.csv, line 3: a label must be a whole number from 0"),
+        ("y.csv", "1,0,1\n0,2,1\n", r"y\.csv, line 2: several labels a node must be 0 or 1"),
+        ("x.csv", "id,a\nann,1\nbob,2\ncy,1\ndi,2\ned,3\n", r"x\.csv must have numbers for ids .*got 'ann'"),
+        ("x.csv", "1,2\n3,4,5\n", r"x\.csv, line 2 must hold 2 columns, .*got '3,4,5'"),
         ("x.csv", "1,2\n3,inf\n1,1\n2,2\n1,1\n", r"x\.csv, line 2: features must be finite, got inf"),
-        ("x.csv", "1,2\n3\n", r"x\.csv, line 2 must hold real numbers in 2 columns, got '3'"),
+        ("x.csv", "1,2\n3\n", r"x\.csv, line 2 must hold 2 columns, real numbers in 2 of them, got '3'"),
         ("x.bin", "1", r"a table must be one of \.csv"),
         ("edges.csv.gz", "no gzip", r"edges\.csv\.gz must be whole text"),
     ],
@@ -246,7 +261,10 @@ def test_bad_files(file, content, sentence, desk):
         (["edges.csv", "x.npy", "y.csv", "-o", "g.npz", "--split", "random:1,2"], "three shares"),
         (["edges.csv", "x.npy", "y.csv", "-o", "g.npz", "--ids", "name"], "did you mean 'names'"),
         (["edges.csv", "x.npy", "y.csv", "-o", "g.npz", "--ids", "names"], "must have a label beside the id"),
-        (["y.csv", "x.npy", "edges.csv", "-o", "g.npz"], "edges.csv must have one row for each"),
+        (
+            ["y.csv", "x.npy", "edges.csv", "-o", "g.npz"],
+            "edges.csv, line 3: several labels a node must be 0 or 1, got 2",
+        ),
     ],
 )
 def test_bad_commands(words, sentence, desk, capsys):

@@ -37,6 +37,8 @@ NEVER = {
     "records": (*SAMPLERS, *MODELS, *ABOVE),
     "plots": (*SAMPLERS, *MODELS, *ABOVE),
     "diagnostics": ("adahop.cli", "adahop.datasets", "numba", "triton"),
+    "convert": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.cli"),
+    "pyg": ("adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "train": ("adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
     "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,7 +107,9 @@ def test_replace():
     hub = AdaptiveNeighborLoader(data, [60], [3], method="graphsage", replace=False)
     batch = next(iter(hub))
     assert batch.e_id.numel() == batch.e_id.unique().numel()
-    assert hub.sampler.how == "systematic" and AdaptiveNeighborLoader(data, [2], replace=False).sampler.how == "depround"
+    assert (
+        hub.sampler.how == "systematic" and AdaptiveNeighborLoader(data, [2], replace=False).sampler.how == "depround"
+    )
 
 
 def test_weighted():
@@ -145,7 +151,7 @@ def test_bidirectional():
     assert torch.equal(both.n_id, drawn.n_id) and {tuple(p) for p in both.edge_index.t().tolist()} == want
     assert both.edge_index.shape[1] == len(want) and bool((both.scale == 1).all())
     forward = torch.equal(both.n_id[both.edge_index], data.edge_index[:, both.e_id])
-    assert not forward and both.num_sampled_nodes is None
+    assert not forward and "num_sampled_nodes" not in both
     ends = data.edge_index[:, both.e_id].sort(0).values
     assert torch.equal(both.n_id[both.edge_index].sort(0).values, ends)  # an edge's id is that of its drawn way
 
@@ -207,6 +213,30 @@ def test_threads_and_prefetch(many_threads, disjoint):
         assert all(same(a, b) for a, b in zip(runs[0], other, strict=True))
     other = list(AdaptiveNeighborLoader(data, [3, 3], batch_size=9, shuffle=True, seed=6))
     assert not same(runs[0][0], other[0])
+
+
+FINGERPRINT = """
+import hashlib, torch
+from adahop.pyg import AdaptiveNeighborLoader
+from torch_geometric.data import Data
+g = torch.Generator().manual_seed(0)
+data = Data(edge_index=torch.randint(50, (2, 800), generator=g), num_nodes=50)
+h = hashlib.blake2b(digest_size=8)
+for batch in AdaptiveNeighborLoader(data, [3, 3], batch_size=9, shuffle=True, seed=5):
+    for t in (batch.n_id, batch.e_id, batch.edge_index, batch.scale):
+        h.update(t.contiguous().numpy().tobytes())
+print(h.hexdigest())
+"""
+
+
+def test_a_fresh_process(capsys):
+    exec(FINGERPRINT, {})
+    here = capsys.readouterr().out
+    path = os.pathsep.join([str(Path(adahop.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    there = subprocess.run(
+        [sys.executable, "-c", FINGERPRINT], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert there.stdout == here and len(here) == 17
 
 
 def test_the_order_is_that_of_our_own_loader():

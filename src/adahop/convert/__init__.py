@@ -13,7 +13,8 @@ import scipy.sparse as sp
 import torch
 
 from adahop.checks import InputError, count, one_of
-from adahop.convert.sources import PARTS, Ids, Raw, from_ogb, from_saved, from_tables, read_splits
+from adahop.convert.parts import PARTS, Ids, read_splits
+from adahop.convert.sources import Raw, from_ogb, from_saved, from_tables
 from adahop.convert.tables import Tell
 from adahop.datasets.base import make
 from adahop.graph import Graph

@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
     def where(self, row: int) -> str:
         """The place of a row in the file, for an error: counted again, as blank lines and comments are not rows."""
-        if self.path.suffix == ".parquet":
+        if self.path.suffix in (".parquet", ".npy"):
             return f"{self.path}, row {row}"
         with opened(self.path) as (lines, _):
             data = (n for n, line in enumerate(lines, 1) if n > self.skip and is_row(line))
@@ -102,7 +102,7 @@ def read(path: Path, choose: Callable[[Head], list[Field]], words: bool = False,
             chunk = list(itertools.islice(lines, CHUNK))
             if not chunk:
                 break
-            parts.append(_parsed(path, chunk, start, head.sep, fields))
+            parts.append(_parsed(path, chunk, start, head, fields))
             if tell is not None:
                 tell(path, raw.tell(), total)
     return Table(path, [np.concatenate(c) for c in zip(*parts, strict=True)], head.skip)
@@ -129,10 +129,10 @@ def _is_header(cells: list[str], below: list[str], words: bool) -> bool:
     """A known word, or (where ids are numbers) a word above a number."""
     if {c.lower() for c in cells} & KNOWN:
         return True
-    return not words and any(_is_number(b) and not _is_number(c) for c, b in zip(cells, below, strict=False))
+    return not words and any(is_number(b) and not is_number(c) for c, b in zip(cells, below, strict=False))
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:
@@ -146,36 +146,47 @@ def _cells(lines: list[str], sep: str | None) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=sep)]
 
 
-def _parsed(path: Path, chunk: list[str], start: int, sep: str | None, fields: list[Field]) -> list[np.ndarray]:
+def _parsed(path: Path, chunk: list[str], start: int, head: Head, fields: list[Field]) -> list[np.ndarray]:
     """The chunk's arrays; where it cannot be parsed, its lines one by one, until the first bad one is found."""
     try:
-        return _parse(chunk, sep, fields)
+        return _parse(chunk, head, fields)
     except BAD:
         for n, line in enumerate(chunk, start):
             try:
-                _parse([line], sep, fields)
+                _parse([line], head, fields)
             except BAD:
-                wanted = " and ".join(map(_wanted, fields))
+                wanted = f"{len(head.first)} columns, " + " and ".join(map(_wanted, fields))
                 raise InputError(f"{path}, line {n} must hold {wanted}, got '{line.strip()[:60]}'") from None
         raise
 
 
+def _even(lines: list[str], head: Head) -> None:
+    """Every row must be as wide as the first: one that is longer would be cut off without a word."""
+    sep, width = head.sep, len(head.first)
+    for line in lines:
+        if (len(line.split()) if sep is None else line.count(sep) + 1) != width and is_row(line):
+            if sep is not None and '"' in line and len(_cells([line], sep)[0]) == width:
+                continue  # a separator within quotes
+            raise ValueError("columns")
+
+
 def _wanted(field: Field) -> str:
-    columns = f"column {field.at[0] + 1}" if len(field.at) == 1 else f"{len(field.at)} columns"
+    columns = f"column {field.at[0] + 1}" if len(field.at) == 1 else f"{len(field.at)} of them"
     return f"{'text' if field.kind == 'text' else field.kind + ' numbers'} in {columns}"
 
 
-def _parse(lines: list[str], sep: str | None, fields: list[Field]) -> list[np.ndarray]:
+def _parse(lines: list[str], head: Head, fields: list[Field]) -> list[np.ndarray]:
+    _even(lines, head)
     columns = [c for f in fields for c in f.at]
     if any(f.kind == "text" for f in fields):
-        rows = _cells([line for line in lines if is_row(line)], sep)
+        rows = _cells([line for line in lines if is_row(line)], head.sep)
         cut = [[[row[c] for c in f.at] for row in rows] for f in fields]
         return [np.array(c, KINDS[f.kind]).reshape(len(rows), len(f.at)) for c, f in zip(cut, fields, strict=True)]
     dtype = np.dtype([(str(i), KINDS[f.kind], (len(f.at),)) for i, f in enumerate(fields)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a chunk of blank lines is no cause for alarm
         warnings.simplefilter("error", DeprecationWarning)  # 3.7 is no whole number, though numpy would still take it
-        out = np.loadtxt(lines, dtype, delimiter=sep, usecols=columns, quotechar='"', ndmin=1)
+        out = np.loadtxt(lines, dtype, delimiter=head.sep, usecols=columns, quotechar='"', ndmin=1)
     return [out[str(i)].reshape(len(out), len(f.at)) for i, f in enumerate(fields)]
 
 

@@ -179,6 +179,9 @@ class GNN(nn.Module):
             self._passing = True
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
 
+    def layers(self) -> list[Conv]:
+        return [cast(Conv, conv) for conv in self.convs]
+
     def memory(self, layer: int) -> Memory | None:
         return cast(Memory, self.memories[str(layer)]) if str(layer) in self.memories else None
 
@@ -195,7 +198,7 @@ class GNN(nn.Module):
         try:
             h, state = self._encode_all(x)
             cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32))
-            for layer, conv in enumerate(self.convs):
+            for layer, conv in enumerate(self.layers()):
                 memory = self.memory(layer)
                 if memory is not None:
                     memory.refresh(h, conv, self._passing)
@@ -211,7 +214,7 @@ class GNN(nn.Module):
             return torch.cat([self.decode(part) for part in h.split(1 << 16)]) if len(h) else self.decode(h)
         finally:
             self.whole = False
-            for conv in self.convs:
+            for conv in self.layers():
                 conv.ready = None
             self.train(was)
 

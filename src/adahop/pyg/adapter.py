@@ -79,11 +79,11 @@ class AdaptiveSampler(Learner, BaseSampler):
 
     def attach(self, batch: Any) -> Any:
         """The transform that completes a batch of NodeLoader; it must be the one drawn last."""
-        if self._drawn is None or not torch.equal(batch.n_id.cpu(), self._drawn.n_id.cpu()):
+        if self._drawn is None or not torch.equal(batch.edge_index.cpu(), self._drawn.edge_index.cpu()):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
         if isinstance(batch.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel along
             batch = Data.from_dict({k: v for k, v in batch.to_dict().items() if k != "graph"})
-        return self._hand_out(weigh(batch, self._drawn))
+        return self._hand_out(weigh(batch, self._drawn, self.sampler.graph))
 
     def state_dict(self) -> dict[str, Any]:
         self._take_back()

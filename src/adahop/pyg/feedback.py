@@ -17,7 +17,7 @@ from adahop.block import Block
 from adahop.checks import InputError, KindError
 from adahop.policies import Uniform
 from adahop.pyg.align import align
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import ATTENTION, scale_of
 from adahop.samplers import NeighborSampler
 
 
@@ -84,7 +84,11 @@ class Ear:
     def _message(self, module: MessagePassing, inputs: tuple, message: Tensor) -> None:
         if self.batch is None or not module.training:
             return
-        energy = message.detach().float().square().flatten(1).sum(1)
+        energy, scale = None, scale_of(module)
+        if scale is not None:
+            energy, scale.energy = scale.energy, None
+        if energy is None:
+            energy = message.detach().float().square().flatten(1).sum(1)
         last = self.heard[-1]
         last.energy = energy if last.energy is None else last.energy + energy
 
@@ -93,7 +97,7 @@ class Ear:
 
     def complete(self) -> bool:
         """Whether every hop of the batch has been heard."""
-        return self.batch is not None and len(self.rounds()) >= len(getattr(self.batch, "num_sampled_edges", 0) or ())
+        return self.batch is not None and len(self.rounds()) >= len(getattr(self.batch, "num_sampled_edges", ()))
 
     def energies(self) -> list[Tensor]:
         """One tensor a block of the batch, input layer first: hop h from the model's h-th last round of messages."""
@@ -169,14 +173,15 @@ class Learner:
         energy = ear.energies()
         ear.heard = []
         device = self.sampler.graph.device
-        blocks = [Block(*(t.to(device) if isinstance(t, Tensor) else t for t in b)) for b in ear.batch.blocks]
+        blocks = [Block._make(t.to(device) if isinstance(t, Tensor) else t for t in b) for b in ear.batch.blocks]
         self.sampler.update(blocks, [e.to(device) for e in energy])
 
     def _warn(self, heard: list[Heard]) -> None:
         """Once: a layer that ignores the scale averages a biased sample as if it were a fair one."""
         fair = isinstance(self.sampler.policy, Uniform)
         for h in heard:
-            if not self._warned and not h.weighed and not (fair and h.conv.aggr == "mean"):
+            mean = h.conv.aggr == "mean" or isinstance(h.conv, ATTENTION)  # right as it is for a uniform sample
+            if not self._warned and not h.weighed and not (fair and mean):
                 self._warned = True
                 kind = type(h.conv).__name__
                 warnings.warn(

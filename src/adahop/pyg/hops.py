@@ -29,11 +29,13 @@ class Hops(NamedTuple):
 
     def plain(self) -> tuple:
         """Tuples and tensors alone, for a checkpoint."""
-        return (*self[:-1], self.blocks and [tuple(b) for b in self.blocks])
+        blocks: Any = None if self.blocks is None else [tuple(b) for b in self.blocks]
+        return (*self[:-1], blocks)
 
     @classmethod
     def of(cls, parts: Any) -> Hops:
-        return cls(*parts[:-1], parts[-1] and [Block(*b) for b in parts[-1]])
+        *rest, blocks = parts
+        return cls._make([*rest, None if blocks is None else [Block(*b) for b in blocks]])
 
 
 class _Names:

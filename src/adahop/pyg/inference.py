@@ -11,21 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from adahop import models
 from adahop.checks import InputError, KindError, count
 from adahop.graph import Graph
+from adahop.pyg.wrap import scale_of
 
 KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
 
 
 @torch.no_grad()
-def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any = None) -> Tensor:
+def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any = None, **arguments: Any) -> Tensor:
     """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode.
 
     Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
     that of the hidden layers (and of attention's one number an edge and head), not of the messages. The model is any
-    stack of PyG layers whose forward takes x, edge_index and, where it wants them, edge_weight and edge_attr: PyG's own
-    models, torch_geometric.nn.Sequential, your own modules; or one of adahop.models.
+    stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential, your own
+    modules; or one of adahop.models. It is also given the data's edge_weight if it takes one, its edge_attr if it
+    insists on one, and `arguments` as they are (so `edge_weight=None` leaves that out).
 
     >>> from torch_geometric.data import Data; from torch_geometric.nn import GraphSAGE
     >>> data = Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
@@ -35,9 +36,10 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
     if type(data).__name__ == "HeteroData":
         raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
     count(batch_size, 1, "batch_size")
-    if isinstance(model, models.GNN):
+    if isinstance(getattr(model, "graph", None), tuple) and hasattr(model, "inference"):  # of adahop.models
         graph = data.graph if isinstance(getattr(data, "graph", None), Graph) else Graph.from_data(data)
-        return model.inference(graph.normalized(*model.graph), data.x)
+        ours: Any = model
+        return ours.inference(graph.normalized(*ours.graph), data.x)
     if not isinstance(model, nn.Module) or not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise KindError(f"`model` must be stacked of PyG layers that pass messages, got {type(model).__name__}")
     if device is None:
@@ -46,34 +48,36 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
     model.eval()
     try:
         with _in_parts(model, batch_size):
-            return model(**_arguments(model, data, torch.device(device)))
+            return model(**_arguments(model, data, torch.device(device), arguments))
     finally:
         for m in training:
             m.training = True
 
 
-def _arguments(model: nn.Module, data: Any, device: torch.device) -> dict[str, Any]:
+def _arguments(model: nn.Module, data: Any, device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
     """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
-    signature = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
+    signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
     if hasattr(signature, "param_dict"):
         required, names = list(signature.param_dict), list(signature.param_dict)
     else:
         params = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
         params = [p for p in params if p.kind is not p.VAR_POSITIONAL]
         required, names = [p.name for p in params if p.default is p.empty], [p.name for p in params]
-    strange = [name for name in required if name not in KNOWN]
+    strange = [name for name in required if name not in KNOWN and name not in more]
     if strange or "x" not in names or "edge_index" not in names:
         raise InputError(
-            f"`model` must take x, edge_index and at most edge_weight and edge_attr, got {type(model).__name__} "
-            f"with ({', '.join(required)})"
+            f"`model` must take x and edge_index, and what else it needs must be given by name, got "
+            f"{type(model).__name__} with ({', '.join(required)})"
         )
-    given = {name: getattr(data, name, None) for name in KNOWN if name in names}
+    wanted = [name for name in KNOWN if name in names and (name != "edge_attr" or name in required)]
+    given = {name: getattr(data, name, None) for name in wanted} | more
     if given.get("edge_weight") is None and "edge_weight" in required:
         given["edge_weight"] = torch.ones(data.edge_index.shape[1])
     missing = [name for name in required if given[name] is None]
     if missing:
         raise InputError(f"`data` must have `{missing[0]}`, which the model takes, got none")
-    return {name: value.to(device) for name, value in given.items() if value is not None}
+    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+    return {name: value for name, value in moved.items() if value is not None}
 
 
 @contextlib.contextmanager
@@ -99,6 +103,8 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
         n_src, n_dst = _sizes(given, kwargs, lifted)
         if n_dst <= size:
             return whole(edge_index, size=given, **kwargs)
+        scale = scale_of(conv)
+        weight = None if scale is None else scale.lined_up(edge_index, type(conv).__name__)
         order = edge_index[1].argsort(stable=True)
         dst = edge_index[1, order].contiguous()
         out = []
@@ -108,6 +114,8 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
             at = order[lo:hi]
             part = {k: _cut(v, k in lifted, at, start, stop, len(order)) for k, v in kwargs.items()}
             local = torch.stack([edge_index[0, at], edge_index[1, at] - start])
+            if scale is not None and weight is not None:
+                scale.given = (local, weight[at])
             out.append(whole(local, size=(n_src, stop - start), **part))
         return torch.cat(out)
 

@@ -14,6 +14,7 @@ from torch_geometric.loader.utils import filter_data
 
 from adahop.block import Block
 from adahop.checks import InputError, count, node_ids, one_of
+from adahop.graph import Graph
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced
@@ -29,11 +30,13 @@ class AdaptiveNeighborLoader(Learner):
     in `data.edge_index`), `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges` a hop, and with
     `disjoint` also `batch`. `num_neighbors` counts from the seeds outwards, as in PyG; each node draws once, where it
     first appears. `scale` makes the sum over a node's drawn edges unbiased, and `edge_weight` is scale times the data's
-    own `edge_weight`: pass it to the model, or call `scale_messages` for layers that take none (for GCNConv, normalise
-    the whole graph's weights beforehand: a batch knows no degrees at its rim). Differences: a node with no more neighbours than are to be drawn takes them
-    all, also with `replace`; self-loops of the data are always taken, exactly, and not counted; `replace=None` leaves
-    it to the method; in `disjoint` trees a node's draw is the same in all trees of a batch; bidirectional and induced
-    subgraphs estimate no sum, so their scale is 1. `weight_attr` draws in proportion to fixed weights.
+    own `edge_weight`: pass it to the model, or call `scale_messages` for layers that take none. For GCNConv, normalise
+    the whole graph's weights beforehand: a batch knows no degrees at its rim. `weight_attr` draws by fixed weights.
+
+    Differences to PyG: a node with no more neighbours than are to be drawn takes them all, also with `replace`;
+    self-loops of the data are always taken, exactly, and not counted; `replace=None` leaves it to the method; in
+    `disjoint` trees a node's draw is the same in all trees of a batch; bidirectional and induced subgraphs estimate no
+    sum, so their scale is 1.
 
     One seed gives the same batches for any number of threads. prefetch=d draws in a thread, d batches ahead.
 
@@ -134,7 +137,9 @@ class AdaptiveNeighborLoader(Learner):
     def _threaded(self, state: dict[str, Any] | None) -> Iterator[Data]:
         self.sampler.defer(True)
         pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
-        waiting = self._waiting = [_done(self._finish(part, Hops.of(hops))) for part, hops in (state or {}).get("ahead", ())]
+        waiting = self._waiting = [
+            _done(self._finish(part, Hops.of(hops))) for part, hops in (state or {}).get("ahead", ())
+        ]
         for blocks, energy in (state or {}).get("pending", ()):
             self.sampler.update(blocks, energy)
         try:
@@ -162,15 +167,18 @@ class AdaptiveNeighborLoader(Learner):
     def _finish(self, part: Tensor, hops: Hops) -> tuple[Tensor, Hops, Data]:
         row, col = hops.edge_index
         batch = filter_data(self.data, hops.n_id, row, col, hops.e_id)
-        batch.n_id, batch.e_id, batch.input_id, batch.batch_size = hops.n_id, hops.e_id, part, part.numel()
+        for name, ids in (("n_id", hops.n_id), ("e_id", hops.e_id)):
+            if name not in batch:  # as in PyG, the data's own ids stay
+                batch[name] = ids
+        batch.input_id, batch.batch_size = part, part.numel()
         batch.num_nodes = hops.n_id.numel()
         batch.num_sampled_nodes, batch.num_sampled_edges = hops.num_nodes, hops.num_edges
         if hops.tree is not None:
             batch.batch = hops.tree
-        weigh(batch, hops)
+        weigh(batch, hops, self.sampler.graph)
         return part, hops, batch if self.transform is None else self.transform(batch)
 
-    # --- a checkpoint --------------------------------------------------------------------------------------------------
+    # --- a checkpoint ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the remaining batches depend on; taken within an epoch, the next iteration goes on from there."""
@@ -179,7 +187,7 @@ class AdaptiveNeighborLoader(Learner):
         return {
             "sampler": copy.deepcopy(self.sampler.state_dict()),
             "epoch": self._epoch,
-            "taken": max(self._taken, 0),
+            "taken": self._taken if 0 < self._taken < len(self) else 0,  # after the last batch the next epoch begins
             "ahead": [(part, hops.plain()) for part, hops, _ in ahead],
             "pending": [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()],
         }
@@ -188,21 +196,22 @@ class AdaptiveNeighborLoader(Learner):
         """Go back to a `state_dict` of a loader over the same data with the same options."""
         self.sampler.load_state_dict(state["sampler"])
         self._epoch, self._taken, self._waiting = state["epoch"], state["taken"], []
-        self._resumed = restored(state) if state["taken"] else None
+        pending = [([Block(*b) for b in blocks], energy) for blocks, energy in state["pending"]]
+        self._resumed = {**state, "pending": pending} if state["taken"] else None
+        for blocks, energy in () if self._resumed else pending:
+            self.sampler.update(blocks, energy)
 
 
-def weigh(batch: Data, hops: Hops) -> Data:
-    """Add the scale, the weight with the scale in it, and the blocks to learn from."""
+def weigh(batch: Data, hops: Hops, graph: Graph) -> Data:
+    """Add the scale, the weight with the scale in it, the blocks to learn from and the degrees in the whole graph."""
     device = batch.edge_index.device
     batch.scale = hops.scale.to(device)
     own = batch.edge_weight if "edge_weight" in batch else None
     batch.edge_weight = batch.scale if own is None else own * batch.scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
-    batch.blocks = hops.blocks
+    if hops.blocks is not None:
+        batch.blocks = hops.blocks
+        batch.full_degree = (graph.indptr[hops.n_id + 1] - graph.indptr[hops.n_id]).to(device)
     return batch
-
-
-def restored(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "pending": [([Block(*b) for b in blocks], energy) for blocks, energy in state["pending"]]}
 
 
 def _done(value: Any) -> Future:

@@ -22,8 +22,9 @@ _NAME = "_adahop_scale"
 class Scale:
     """The hooks of one layer: where the scale comes from, and how it enters the messages.
 
-    sum: m scale. mean: m scale n / sum of scale, n the messages of the target (the mean of the weighted sample).
-    attention: alpha scale / sum of alpha scale, before the layer's own dropout (self-normalised, Hajek).
+    sum: m scale. mean: m scale k/n, k the target's messages here and n those of the whole graph; where n is not known
+    (no loader listens), sum of scale stands in for it. attention: alpha scale / sum of alpha scale, before the
+    layer's own dropout (self-normalised, Hajek).
     """
 
     def __init__(self, conv: MessagePassing):
@@ -38,6 +39,8 @@ class Scale:
         self.given: tuple[Tensor, Tensor] | None = None
         self.scale: Tensor | None = None
         self.index: Tensor | None = None
+        self.energy: Tensor | None = None  # of the last messages
+        self.degree: Tensor | None = None
         self.rate = 0.0
         conv.register_forward_pre_hook(self.before, with_kwargs=True)
         conv.register_propagate_forward_pre_hook(self.edges)
@@ -58,19 +61,27 @@ class Scale:
     def edges(self, conv: MessagePassing, inputs: tuple) -> None:
         if self.given is None:
             return
-        (edge_index, weight), used = self.given, inputs[0]
-        weight = weight.view(-1)
+        self.index, self.scale = inputs[0][1], self.lined_up(inputs[0], type(conv).__name__)
+        if inputs[0] is self.given[0] and self.batch is not None and conv.training:
+            self.degree = getattr(self.batch, "full_degree", None)
+
+    def lined_up(self, used: Tensor, layer: str) -> Tensor | None:
+        """The scale of the edges that the layer uses; self-loops it added have none, so 1."""
+        if self.given is None:
+            return None
+        edge_index, weight = self.given[0], self.given[1].view(-1)
         if used.shape == edge_index.shape and torch.equal(used, edge_index):
-            self.scale = weight
-        else:
-            i, j = align(edge_index, used, type(conv).__name__)
-            self.scale = weight.new_ones(used.shape[1]).index_copy(0, j, weight[i])
-        self.index = used[1]
+            self.given = (used, weight)
+            return weight
+        i, j = align(edge_index, used, layer)
+        return weight.new_ones(used.shape[1]).index_copy(0, j, weight[i])
 
     def message(self, conv: MessagePassing, inputs: tuple, out: Tensor) -> Tensor | None:
         if self.scale is None or self.index is None:
             return None
         s, row = self.scale.to(out.dtype), self.index
+        # a normaliser that holds the scale caps what a rare edge can say, so the energy is that of m scale itself
+        self.energy = s.detach().square() * out.detach().square().flatten(1).sum(1)
         n = int(row.max()) + 1 if row.numel() else 0
         if self.kind == "attention":
             alpha = inputs[0].get("alpha")
@@ -78,7 +89,8 @@ class Scale:
             total = segment_sum(alpha * s[:, None], row, n)[row]
             factor = dropout(s[:, None] / total.clamp(min=1e-30), self.rate, conv.training)
         elif self.kind == "mean":
-            count, total = segment_sum(torch.ones_like(s), row, n), segment_sum(s, row, n)
+            count = segment_sum(torch.ones_like(s), row, n)
+            total = segment_sum(s, row, n) if self.degree is None else self.degree[:n].to(s.dtype)
             factor = s * (count / total.clamp(min=1e-30))[row]
         else:
             factor = s
@@ -87,7 +99,7 @@ class Scale:
     def after(self, conv: MessagePassing, inputs: tuple, out: Any) -> None:
         if self.given is not None and self.kind == "attention":
             conv.dropout = self.rate
-        self.given = self.scale = self.index = None
+        self.given = self.scale = self.index = self.degree = None
 
 
 def scale_of(conv: nn.Module) -> Scale | None:

@@ -1,0 +1,185 @@
+"""The parts of a graph, each from its file: edges, features, labels, splits. An error names file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from adahop.checks import InputError
+from adahop.convert.tables import Field, Head, Table, Tell, is_number, read
+
+ID = ("id", "node", "node_id")
+PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+
+
+class Ids:
+    """Node ids of files as places 0 .. n: numbers as they are, names by their order in the labels file."""
+
+    def __init__(self, names: np.ndarray | None, n: int):
+        self.names, self.n = names, n
+        self.kind = "whole" if names is None else "text"
+        self.place = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+
+    def of(self, table: Table, column: np.ndarray) -> np.ndarray:
+        """The places of a column; the error names the first line whose id is unknown."""
+        if self.names is None:
+            ids, known = column, f"in [0, {self.n}), one a row of features"
+        else:
+            ids = np.array([self.place.get(name, -1) for name in column.tolist()], np.int64)
+            known = "one of those in the labels file"
+        bad = (ids < 0) | (ids >= self.n)
+        if bad.any():
+            at = int(bad.argmax())
+            raise InputError(f"{table.where(at)}: a node id must be {known}, got {column[at]}")
+        return ids
+
+
+def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Columns src, dst and perhaps weight, by name or, without a header, by place."""
+
+    def choose(head: Head) -> list[Field]:
+        at = [head.find("src", "source", "from"), head.find("dst", "target", "to"), head.find("weight", "w")]
+        if head.names is None:
+            at = [0, 1, 2 if len(head.first) > 2 else None][: max(len(head.first), 1)]
+        if len(at) < 2 or at[0] is None or at[1] is None:
+            got = ", ".join(head.names or head.first)
+            raise InputError(f"{path} must have the columns src and dst, and weight where there is one, got {got}")
+        kinds = (ids.kind, ids.kind, "real")
+        return [Field([c], kind) for c, kind in zip(at, kinds, strict=False) if c is not None]
+
+    table = read(path, choose, ids.kind == "text", tell)
+    src, dst = (ids.of(table, c[:, 0]) for c in table.columns[:2])
+    weight = table.columns[2][:, 0] if len(table.columns) > 2 else None
+    if weight is not None:
+        _refuse(table, ~(np.isfinite(weight) & (weight >= 0)), "a weight must be finite and not negative", weight)
+    return src, dst, weight
+
+
+def read_features(path: Path, tell: Tell | None = None) -> tuple[Table | None, Any]:
+    """A .npy array, a scipy .npz matrix, or a table with one row a node and perhaps a column id."""
+    if path.suffix in (".npy", ".npz"):
+        x = _array(path)
+        values = x.data if sp.issparse(x) else x
+        if x.ndim != 2 or values.dtype.kind not in "fiub" or not np.isfinite(values).all():
+            raise InputError(f"{path} must hold finite numbers of shape [nodes, features], got shape {x.shape}")
+        return None, x.astype(np.float32)
+
+    def choose(head: Head) -> list[Field]:
+        own = head.find(*ID)
+        rest = [i for i in range(len(head.first)) if i != own]
+        numbers = own is None or head.first[own].lstrip("-").isdigit()
+        return [*([] if own is None else [Field([own], "whole" if numbers else "text")]), Field(rest, "real")]
+
+    table = read(path, choose, False, tell)
+    x = table.columns[-1]
+    _refuse(table, ~np.isfinite(x), "features must be finite", x)
+    return table, x
+
+
+def read_labels(
+    path: Path, names: bool, n: int, tell: Tell | None = None
+) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+    """(y, node names, class names). A table has a label a row, or id and label; a node without a row gets -1."""
+    if path.suffix == ".npy":
+        if names:
+            raise InputError(f"{path} must be a table with the nodes' names when ids are names, got an array")
+        return rows_of(path, _array(path), n), None, []
+
+    def choose(head: Head) -> list[Field]:
+        columns = len(head.first)
+        own = head.find(*ID)
+        if own is None and (names or (head.names is None and columns == 2)):
+            own = 0
+        rest = [i for i in range(columns) if i != own]
+        if not rest:
+            raise InputError(f"{path} must have a label beside the id, got {', '.join(head.names or head.first)}")
+        number = is_number(head.first[rest[0]]) or len(rest) > 1
+        ids = [] if own is None else [Field([own], "text" if names else "whole")]
+        return [*ids, Field(rest, "real" if number else "text")]
+
+    table = read(path, choose, names, tell)
+    y, classes = classes_of(table)
+    if len(table.columns) == 1:
+        return rows_of(path, y, n), None, classes
+    own = table.columns[0][:, 0]
+    if not names:
+        return placed(Ids(None, n), table, own, y, -1), None, classes
+    _unique(table, own)
+    return rows_of(path, y, n), own, classes
+
+
+def classes_of(table: Table) -> tuple[np.ndarray, list[str]]:
+    """Labels as whole numbers, and the classes' names where they are words; nan is no label."""
+    y = table.columns[-1]
+    if y.dtype == object:
+        words, places = np.unique(y.astype(str), return_inverse=True)
+        return places.reshape(-1), words.tolist()
+    if y.shape[1] > 1:
+        _refuse(table, ~np.isin(y, (0, 1)), "several labels a node must be 0 or 1", y)
+        return y.astype(np.int64), []
+    y = np.nan_to_num(y[:, 0], nan=-1.0)
+    _refuse(table, (y != np.round(y)) | (y < -1), "a label must be a whole number from 0 (-1 or nan: none)", y)
+    return y.astype(np.int64), []
+
+
+def read_splits(where: Path, ids: Ids) -> dict[str, np.ndarray]:
+    """Ids in a folder's train, val (or valid) and test files: .csv, .tsv, .txt, also with .gz, or .npy."""
+    out = {}
+    for part, words in PARTS.items():
+        found = [p for w in words for p in sorted(where.glob(f"{w}.*")) if p.suffix in (".csv", ".tsv", ".txt", ".npy")
+                 or p.name.endswith(".csv.gz")]  # fmt: skip
+        if not found:
+            raise InputError(f"{where} must hold train.csv, val.csv (or valid.csv) and test.csv, got no {part}")
+        table = (
+            Table(found[0], [_array(found[0]).reshape(-1, 1)], 0)
+            if found[0].suffix == ".npy"
+            else read(found[0], lambda head: [Field([0], ids.kind)], ids.kind == "text")
+        )
+        out[part] = ids.of(table, table.columns[0][:, 0])
+    return out
+
+
+def _array(path: Path) -> Any:
+    try:
+        return sp.load_npz(path).tocsr() if path.suffix == ".npz" else np.load(path, allow_pickle=False)
+    except Exception as e:
+        raise InputError(f"{path} must be a readable {path.suffix} file, got {type(e).__name__}: {e}") from None
+
+
+def rows_of(path: Path, values: np.ndarray, n: int) -> np.ndarray:
+    if len(values) != n:
+        raise InputError(f"{path} must have one row for each of the {n} rows of features, got {len(values)}")
+    return values
+
+
+def placed(ids: Ids, table: Table, own: np.ndarray, values: np.ndarray, gap: int | None = None) -> np.ndarray:
+    """Rows in the order of their ids; where `gap` is a number, it stands for rows that are not there."""
+    if ids.names is not None and own.dtype != object:
+        own = own.astype(str).astype(object)
+    if ids.names is None and own.dtype == object:
+        raise InputError(f"{table.path} must have numbers for ids (or set ids to names), got '{own[0]}'")
+    place = ids.of(table, own)
+    _unique(table, place)
+    if gap is None:
+        rows_of(table.path, place, ids.n)
+    out = np.full((ids.n, *values.shape[1:]), 0 if gap is None or values.ndim > 1 else gap, values.dtype)
+    out[place] = values
+    return out
+
+
+def _unique(table: Table, own: np.ndarray) -> None:
+    _, first = np.unique(own.astype(str) if own.dtype == object else own, return_index=True)
+    if len(first) < len(own):
+        again = np.ones(len(own), bool)
+        again[first] = False
+        _refuse(table, again, "an id must come once", own)
+
+
+def _refuse(table: Table, bad: np.ndarray, rule: str, values: np.ndarray) -> None:
+    """An error for the first bad value, by rows; `bad` has the shape of `values`."""
+    if bad.any():
+        at = np.argwhere(bad)[0]
+        raise InputError(f"{table.where(int(at[0]))}: {rule}, got {values[tuple(at)]}")

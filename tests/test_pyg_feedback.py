@@ -1,0 +1,424 @@
+"""Feedback from unmodified PyG models, the scale inside layers that know none, checkpoints, and PyG's own loaders."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+
+from adahop.checks import InputError
+from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, scale_messages, scaled
+from adahop.pyg.align import align
+from adahop.pyg.feedback import Ear
+from adahop.pyg.wrap import scale_of
+from conftest import messy_edges
+
+CONVS = {
+    "gcn": lambda a, b: pyg.GCNConv(a, b),
+    "gcn plain": lambda a, b: pyg.GCNConv(a, b, normalize=False),
+    "graph": lambda a, b: pyg.GraphConv(a, b),
+    "sage": lambda a, b: pyg.SAGEConv(a, b),
+    "gat": lambda a, b: pyg.GATConv(a, b // 2, heads=2),
+    "gat bare": lambda a, b: pyg.GATConv(a, b // 2, heads=2, add_self_loops=False),
+    "gatv2": lambda a, b: pyg.GATv2Conv(a, b // 2, heads=2),
+    "gin": lambda a, b: pyg.GINConv(nn.Linear(a, b)),
+    "transformer": lambda a, b: pyg.TransformerConv(a, b // 2, heads=2),
+}
+WEIGHTED = ("gcn", "gcn plain", "graph")
+
+
+class Net(nn.Module):
+    """Two layers as anyone writes them."""
+
+    def __init__(self, kind: str, width: int = 4):
+        super().__init__()
+        self.conv1, self.conv2 = CONVS[kind](width, 8), CONVS[kind](8, 4)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        more = () if edge_weight is None else (edge_weight,)
+        return self.conv2(self.conv1(x, edge_index, *more).relu(), edge_index, *more)
+
+
+def messy_data(nodes: int = 60) -> Data:
+    edge_index, _ = messy_edges(nodes)
+    x = torch.randn(nodes, 4, generator=torch.Generator().manual_seed(4))
+    return Data(x=x, edge_index=edge_index, y=torch.arange(nodes) % 4)
+
+
+def by_hand(batch, conv, x, edge_weight=None) -> dict[tuple[int, int], float]:
+    """The energy of every message of a layer, found by its pair of nodes (parallel edges summed)."""
+    found: dict[tuple[int, int], float] = {}
+    used, message = [], []
+    hooks = [
+        conv.register_propagate_forward_pre_hook(lambda m, a: used.append(a[0])),
+        conv.register_message_forward_hook(lambda m, a, out: message.append(out.detach())),
+    ]
+    conv(x, batch.edge_index, *(() if edge_weight is None else (edge_weight,)))
+    for hook in hooks:
+        hook.remove()
+    for (a, b), m in zip(used[0].t().tolist(), message[0], strict=True):
+        found[a, b] = found.get((a, b), 0.0) + float(m.square().sum())
+    return found
+
+
+@pytest.mark.parametrize("kind", CONVS)
+@pytest.mark.parametrize("weigh", [False, True])
+def test_energies_reach_their_edges(kind, weigh):
+    if weigh and kind not in WEIGHTED:
+        pytest.skip("takes no weight")
+    torch.manual_seed(0)
+    model, data = Net(kind), messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="bs")
+    batch = next(iter(loader))
+    weight = batch.edge_weight if weigh else None
+    ear = Ear(model)
+    ear.start(batch)
+    model(batch.x, batch.edge_index, weight)
+    energy = ear.energies()
+    ear.close()
+    h = model.conv1(batch.x, batch.edge_index, *(() if weight is None else (weight,))).relu()
+    want = [by_hand(batch, model.conv1, batch.x, weight), by_hand(batch, model.conv2, h, weight)]
+    first = batch.num_sampled_edges[0]
+    edges = [batch.edge_index[:, first:], batch.edge_index[:, :first]]
+    scales = [batch.scale[first:], batch.scale[:first]]
+    for layer in (0, 1):
+        assert energy[layer].numel() == batch.blocks[layer].num_edges
+        got: dict[tuple[int, int], float] = {}
+        for (a, b), e, s in zip(edges[layer].t().tolist(), energy[layer], scales[layer], strict=True):
+            got[a, b] = got.get((a, b), 0.0) + float(e / (1.0 if weigh else s**2))
+        for (a, b), e in got.items():
+            if a != b:
+                assert e == pytest.approx(want[layer][a, b], rel=1e-3, abs=1e-7)
+
+
+def test_align():
+    given = torch.tensor([[1, 2, 1, 3, 0], [0, 0, 0, 1, 0]])
+    i, j = align(given, given.flip(1))
+    assert torch.equal(given[:, i], given.flip(1)[:, j])
+    i, j = align(given, given[:, :2])  # the first hops alone
+    assert i.tolist() == [0, 1] == j.tolist()
+    with pytest.raises(InputError, match="layer 'a' must pass messages over the edges of the batch"):
+        align(given, torch.tensor([[0], [3]]), "a")
+
+
+# --- learning -------------------------------------------------------------------------------------------------------
+
+
+def star_data(n: int = 40) -> Data:
+    """A hub whose neighbours have features of very different size."""
+    x = torch.zeros(n + 1, 4)
+    size = torch.randn(n, generator=torch.Generator().manual_seed(1)).exp()
+    x[1:] = size[:, None] * torch.nn.functional.normalize(
+        torch.randn(n, 4, generator=torch.Generator().manual_seed(2)), dim=1
+    )
+    return Data(x=x, edge_index=torch.stack([torch.arange(1, n + 1), torch.zeros(n, dtype=torch.long)]))
+
+
+def variance(loader, conv, rounds: int = 200) -> float:
+    """Of the hub's output while a loader listens, without teaching it."""
+    out = []
+    with torch.no_grad():
+        for _ in range(rounds):
+            batch = loader([0])
+            if scale_of(conv) is not None:
+                scale_of(conv).batch = batch
+            out.append(conv(batch.x, batch.edge_index, edge_weight=batch.edge_weight)[0])
+    return float(torch.stack(out).var(0).sum())
+
+
+def learnt(kind: str, method: str, wrap: bool, rounds: int = 150) -> float:
+    """The variance after learning from a layer, as PyG has it or wrapped, over that of before."""
+    torch.manual_seed(0)
+    conv, data = CONVS[kind](4, 4), star_data()
+    teacher = scaled(copy.deepcopy(conv)) if wrap else copy.deepcopy(conv)
+    judge = scaled(conv)
+    loader, fresh = (AdaptiveNeighborLoader(data, [6], [0], method=method) for _ in range(2))
+    for _ in range(rounds):
+        for batch in loader:
+            with loader.feedback(teacher):
+                weight = {"edge_weight": batch.edge_weight} if wrap or kind in WEIGHTED else {}
+                teacher(batch.x, batch.edge_index, **weight)
+    return variance(loader, judge) / variance(fresh, judge)
+
+
+@pytest.mark.filterwarnings("ignore:.*ignores the scale")
+@pytest.mark.parametrize("kind", ["gcn", "gcn plain", "gat", "gatv2", "gin", "sage", "transformer"])
+def test_the_variance_goes_down(kind):
+    assert learnt(kind, "bs.m", wrap=False) < 0.7
+    assert learnt(kind, "bs.m", wrap=True) < 0.7
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("gcn", 0.7), ("gin", 0.5), ("sage", 0.6)])
+def test_the_variance_goes_down_with_replacement(kind, limit):
+    assert learnt(kind, "bs", wrap=True) < limit
+
+
+def test_attention_with_replacement_does_not_run_away():
+    """Draws with replacement leave attention's normaliser noisy; learning must at least not make it worse and worse."""
+    assert learnt("gat bare", "bs", wrap=True, rounds=400) < 1.6
+
+
+def train(model, loader, epochs=1, learn=True, stop=None, log=None):
+    """Feed every batch to the model; the batches' e_id and the odds afterwards."""
+    seen = [] if log is None else log
+    model.train()
+    for _ in range(epochs):
+        for batch in loader:
+            if learn:
+                with loader.feedback(model, batch):
+                    model(batch.x, batch.edge_index, batch.edge_weight)
+            else:
+                model(batch.x, batch.edge_index, batch.edge_weight)
+            seen.append(batch.e_id)
+            if stop is not None and len(seen) == stop:
+                return seen
+    return seen
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_learning_repeats(prefetch):
+    torch.manual_seed(0)
+    model, data, runs = Net("gcn"), messy_data(), []
+    for learn in (True, True, False):
+        loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, shuffle=True, method="bs", prefetch=prefetch)
+        if not learn:
+            loader.learn(model)  # once instead of each time
+        runs.append((train(model, loader, 3, learn), loader.sampler.policy.log_weight))
+        loader.learn(None)
+    assert runs[0][1].any()
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0][0], other[0], strict=True))
+        assert torch.equal(runs[0][1], other[1])
+
+
+def test_evaluation_teaches_nothing():
+    model, data = Net("gcn").eval(), messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="bs")
+    loader.learn(model)
+    for batch in loader:
+        with loader.feedback(model):
+            model(batch.x, batch.edge_index, batch.edge_weight)
+        model(data.x, data.edge_index)
+    assert not loader.sampler.policy.log_weight.any()
+    loader.learn(None)
+    assert not any(m._message_forward_hooks for m in model.modules() if isinstance(m, pyg.MessagePassing))
+
+
+def test_trimmed_models_teach_too():
+    torch.manual_seed(0)
+    data, model = messy_data(), pyg.GCN(4, 8, 2, 4)
+    whole, trimmed = (AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="bs") for _ in range(2))
+    for one, other in zip(whole, trimmed, strict=True):
+        with whole.feedback(model):
+            a = model(one.x, one.edge_index, one.edge_weight)
+        hops = {"num_sampled_nodes_per_hop": other.num_sampled_nodes,
+                "num_sampled_edges_per_hop": other.num_sampled_edges}  # fmt: skip
+        with trimmed.feedback(model):
+            b = model(other.x, other.edge_index, other.edge_weight, **hops)
+        break
+    assert len(b) <= len(a) and trimmed.sampler.policy.log_weight.any()
+    got, want = trimmed.sampler.policy.log_weight != 0, whole.sampler.policy.log_weight != 0
+    assert torch.equal(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:.*ignores the scale")
+def test_what_feedback_cannot_do():
+    data = messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8)
+    with pytest.raises(InputError, match="before the loader has handed one out"), loader.feedback(Net("gcn")):
+        pass
+    batch = next(iter(loader))
+    with pytest.raises(InputError, match="must have PyG layers"), loader.feedback(nn.Linear(2, 2)):
+        pass
+    conv = pyg.GCNConv(4, 4)
+    with pytest.raises(InputError, match="a layer for each of the 2 hops, got 1"), loader.feedback(conv, batch):
+        conv(batch.x, batch.edge_index, batch.edge_weight)
+    model = Net("gcn")
+    with pytest.raises(InputError, match="must pass messages over the edges of the batch"), loader.feedback(model):
+        model(data.x, data.edge_index)
+    with pytest.raises(ZeroDivisionError), loader.feedback(model, batch):
+        raise ZeroDivisionError
+    assert not model.conv1._message_forward_hooks and not loader.sampler.policy.log_weight.any()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, subgraph_type="induced")
+    batch = next(iter(loader))
+    with pytest.raises(InputError, match="must be 'directional'"), loader.feedback(model):
+        model(batch.x, batch.edge_index)
+
+
+def test_a_step_cut_short_is_no_error():
+    loader, model = AdaptiveNeighborLoader(messy_data(), [3, 2], batch_size=8), Net("gcn")
+    loader.learn(model)
+    for batch in loader:
+        model.conv1(batch.x, batch.edge_index)
+        break
+    assert not loader.sampler.policy.log_weight.any()
+
+
+# --- the scale inside layers ------------------------------------------------------------------------------------------
+
+
+def test_a_warning_once():
+    data = messy_data()
+    loader, model = AdaptiveNeighborLoader(data, [3, 2], batch_size=8), Net("sage")
+    with pytest.warns(UserWarning, match=r"layer 'conv1' \(SAGEConv\) ignores the scale") as seen:
+        train(model, loader_without_weight(loader), 1)
+    assert len([w for w in seen if "ignores the scale" in str(w.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(Net("gcn"), AdaptiveNeighborLoader(data, [3, 2], batch_size=8))
+        train(scale_messages(Net("sage")), loader_without_weight(AdaptiveNeighborLoader(data, [3, 2], batch_size=8)))
+        fair = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="graphsage")
+        train(Net("sage"), loader_without_weight(fair))  # a mean over a uniform sample needs no scale
+        train(Net("gat"), loader_without_weight(fair))
+
+
+def loader_without_weight(loader):
+    loader.transform = lambda batch: batch.update({"edge_weight": None})
+    return loader
+
+
+@pytest.mark.parametrize("kind", [k for k in CONVS if k not in WEIGHTED])
+def test_scaled_layers(kind):
+    """With every neighbour and scale 1 nothing changes; a scale of 2 is as good as a parallel edge."""
+    torch.manual_seed(0)
+    conv, data = CONVS[kind](4, 8).eval(), messy_data()
+    want = conv(data.x, data.edge_index)
+    wrapped = scaled(copy.deepcopy(conv))
+    assert scaled(wrapped) is wrapped
+    ones = torch.ones(900)
+    assert torch.allclose(wrapped(data.x, data.edge_index), want)
+    assert torch.allclose(wrapped(data.x, data.edge_index, edge_weight=ones), want, atol=1e-5)
+    loop = data.edge_index[0] == data.edge_index[1]
+    twice = torch.cat([data.edge_index, data.edge_index[:, ~loop][:, :50]], 1)
+    two = ones.clone()
+    two[(~loop).nonzero().flatten()[:50]] = 2.0
+    once = wrapped(data.x, data.edge_index, edge_weight=two)
+    assert torch.allclose(once, conv(data.x, twice), atol=1e-4) and not torch.allclose(once, want, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [pyg.GraphSAGE, pyg.GIN, pyg.GAT])
+def test_pygs_models_heed_their_weight(make):
+    torch.manual_seed(0)
+    model, data = make(4, 8, 2, 4).eval(), messy_data()
+    weight = torch.rand(900) + 0.5
+    plain = model(data.x, data.edge_index, edge_weight=weight)
+    assert torch.equal(plain, model(data.x, data.edge_index))
+    assert scale_messages(model) is model
+    assert torch.equal(plain, model(data.x, data.edge_index))
+    assert not torch.allclose(plain, model(data.x, data.edge_index, edge_weight=weight), atol=1e-3)
+
+
+def test_attention_keeps_its_dropout():
+    torch.manual_seed(0)
+    conv = scaled(pyg.GATConv(4, 8, dropout=0.5, add_self_loops=False))
+    data = star_data()
+    ones = torch.ones(40)
+    runs = torch.stack([conv(data.x, data.edge_index, edge_weight=ones)[0] for _ in range(2000)])
+    assert conv.dropout == 0.5
+    full = conv.eval()(data.x, data.edge_index)[0]
+    z = (runs.mean(0) - full) / (runs.std(0) / 2000**0.5)
+    assert float(z.detach().abs().max()) < 4.5 and float(runs.detach().std(0).min()) > 0
+    with pytest.raises(AssertionError):
+        conv(data.x[None], data.edge_index, edge_weight=ones)
+    assert conv.dropout == 0.5
+
+
+def test_layers_that_cannot_be_scaled():
+    with pytest.raises(InputError, match="must aggregate by sum, mean or attention"):
+        scaled(pyg.SAGEConv(4, 4, aggr="max"))
+    with pytest.raises(InputError, match="`conv` must be a PyG layer"):
+        scaled(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="must have PyG layers"):
+        scale_messages(nn.Linear(2, 2))
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("stop", [1, 5, 8, 10, 15])
+@pytest.mark.parametrize("learn", [True, False])
+def test_resume(tmp_path, prefetch, stop, learn):
+    """Batches after a checkpoint are the same, within an epoch (of 8 batches) as at its end."""
+    torch.manual_seed(0)
+    model, data = Net("gcn"), messy_data()
+
+    def make():
+        loader = AdaptiveNeighborLoader(
+            data, [3, 2], batch_size=8, shuffle=True, seed=3, method="bs", prefetch=prefetch
+        )
+        if not learn:
+            loader.learn(model)
+        return loader
+
+    loader, seen = make(), []
+    for _ in range(3):
+        for batch in loader:
+            if learn:
+                with loader.feedback(model):
+                    model(batch.x, batch.edge_index, batch.edge_weight)
+            else:
+                model(batch.x, batch.edge_index, batch.edge_weight)
+            seen.append(batch.e_id)
+            if len(seen) == stop:
+                torch.save(loader.state_dict(), tmp_path / "state.pt")
+    resumed = make()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    rest = train(model, resumed, 3 - stop // 8, learn)
+    left = seen[stop:]
+    if stop % 8 == 0:
+        rest = rest[-len(left) :]
+    assert len(rest) == len(left) and all(torch.equal(a, b) for a, b in zip(left, rest, strict=True))
+    assert torch.equal(loader.sampler.policy.log_weight, resumed.sampler.policy.log_weight)
+
+
+# --- PyG's own loaders ------------------------------------------------------------------------------------------------
+
+
+def test_node_loader():
+    data = messy_data()
+    sampler = AdaptiveSampler(data, [3, 2], method="bs")
+    loader = NodeLoader(
+        data, node_sampler=sampler, input_nodes=torch.arange(40), transform=sampler.attach, batch_size=9
+    )
+    ours = AdaptiveNeighborLoader(data, [3, 2], torch.arange(40), batch_size=9, method="bs")
+    model = Net("gcn")
+    for a, b in zip(loader, ours, strict=True):
+        for name in ("x", "y", "n_id", "e_id", "edge_index", "edge_weight", "scale", "input_id", "batch_size",
+                     "num_sampled_nodes", "num_sampled_edges"):  # fmt: skip
+            x, y = a[name], b[name]
+            assert torch.equal(x, y) if torch.is_tensor(x) else x == y
+        with sampler.feedback(model, a):
+            model(a.x, a.edge_index, a.edge_weight)
+        with ours.feedback(model, b):
+            model(b.x, b.edge_index, b.edge_weight)
+    assert sampler.sampler.policy.log_weight.any()
+    assert torch.equal(sampler.sampler.policy.log_weight, ours.sampler.policy.log_weight)
+    state = sampler.state_dict()
+    other = AdaptiveSampler(data, [3, 2], method="bs")
+    other.load_state_dict(state)
+    assert torch.equal(other.sampler.policy.log_weight, sampler.sampler.policy.log_weight)
+
+
+def test_the_sampler_learns_by_itself():
+    data, model = messy_data(), Net("gcn")
+    sampler = AdaptiveSampler(data, [3, 2], method="bs", disjoint=True)
+    sampler.learn(model)
+    for batch in NodeLoader(data, sampler, transform=sampler.attach, batch_size=9):
+        assert batch.batch.max() < 9
+        model(batch.x, batch.edge_index, batch.edge_weight)
+    assert sampler.sampler.policy.log_weight.any()
+
+
+def test_what_the_sampler_refuses():
+    sampler = AdaptiveSampler(messy_data(), [3, 2])
+    with pytest.raises(InputError, match="link-level sampling is not supported yet"):
+        sampler.sample_from_edges(None)
+    with pytest.raises(InputError, match="must be the one drawn last"):
+        sampler.attach(Data(edge_index=torch.zeros(2, 3)))
