@@ -314,6 +314,45 @@ def test_pygs_models_heed_their_weight(make):
     assert not torch.allclose(plain, model(data.x, data.edge_index, edge_weight=weight), atol=1e-3)
 
 
+def test_a_mean_is_unbiased():
+    """While a loader listens, SAGE's mean over learned draws has the full mean as its mean."""
+    torch.manual_seed(0)
+    conv, data = scaled(pyg.SAGEConv(4, 4)), star_data()
+    loader = AdaptiveNeighborLoader(data, [6], [0], method="bs.m")
+    loader.sampler.policy.log_weight.copy_(data.x[1:].norm(dim=1).log())
+    runs = []
+    for _ in range(1000):
+        batch = loader([0])
+        scale_of(conv).batch = batch
+        runs.append(conv(batch.x, batch.edge_index)[0].detach())
+    full = conv.eval()(data.x, data.edge_index)[0].detach()
+    z = (torch.stack(runs).mean(0) - full) / (torch.stack(runs).std(0) / 1000**0.5)
+    assert float(z.abs().max()) < 4.5
+    data.edge_weight = torch.rand(40)
+    batch = AdaptiveNeighborLoader(data, [6], [0])([0])
+    assert "full_degree" not in batch
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_gcn_takes_the_degrees_of_the_whole_graph(weight):
+    """With every neighbour of the seeds, their output is that of the whole graph, though the rim was not expanded."""
+    torch.manual_seed(0)
+    conv, data = pyg.GCNConv(4, 4), messy_data()
+    if weight:
+        data.edge_weight = torch.rand(900) + 0.1
+    want = conv(data.x, data.edge_index, data.edge_weight)[:5]
+    loader = AdaptiveNeighborLoader(data, [-1], torch.arange(5), batch_size=5)
+    batch = next(iter(loader))
+    given = batch.edge_weight
+    assert not torch.allclose(conv(batch.x, batch.edge_index, given)[:5], want, atol=1e-3)
+    scaled(conv)
+    with loader.feedback(conv):
+        assert torch.allclose(conv(batch.x, batch.edge_index, given)[:5], want, atol=1e-5)
+    conv.eval()  # evaluation is left alone
+    with loader.feedback(conv):
+        assert torch.allclose(conv(data.x, data.edge_index, data.edge_weight)[:5], want, atol=1e-5)
+
+
 def test_attention_keeps_its_dropout():
     torch.manual_seed(0)
     conv = scaled(pyg.GATConv(4, 8, dropout=0.5, add_self_loops=False))

@@ -14,6 +14,7 @@ from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, draw_hops, unplaced
 from adahop.pyg.loader import _subgraph, weigh
+from adahop.pyg.norm import gcn_degree
 from adahop.pyg.source import fitting, node_sampler, pyg_options, source
 from adahop.samplers import NeighborSampler
 
@@ -51,7 +52,7 @@ class AdaptiveSampler(Learner, BaseSampler):
             )  # fmt: skip
         self.sampler = fitting(sampler, graph)
         self.disjoint, self.subgraph = disjoint, _subgraph(subgraph_type, disjoint)
-        self._place = unplaced(graph.num_nodes)
+        self._place, self._degree = unplaced(graph.num_nodes), gcn_degree(graph)
         self._drawn: Hops | None = None
 
     @property
@@ -83,7 +84,7 @@ class AdaptiveSampler(Learner, BaseSampler):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
         if isinstance(batch.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel along
             batch = Data.from_dict({k: v for k, v in batch.to_dict().items() if k != "graph"})
-        return self._hand_out(weigh(batch, self._drawn, self.sampler.graph))
+        return self._hand_out(weigh(batch, self._drawn, self.sampler.graph, self._degree))
 
     def state_dict(self) -> dict[str, Any]:
         self._take_back()

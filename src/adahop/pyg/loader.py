@@ -18,6 +18,7 @@ from adahop.graph import Graph
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced
+from adahop.pyg.norm import gcn_degree
 from adahop.pyg.source import fitting, node_sampler, pyg_options, source
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
@@ -30,8 +31,8 @@ class AdaptiveNeighborLoader(Learner):
     in `data.edge_index`), `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges` a hop, and with
     `disjoint` also `batch`. `num_neighbors` counts from the seeds outwards, as in PyG; each node draws once, where it
     first appears. `scale` makes the sum over a node's drawn edges unbiased, and `edge_weight` is scale times the data's
-    own `edge_weight`: pass it to the model, or call `scale_messages` for layers that take none. For GCNConv, normalise
-    the whole graph's weights beforehand: a batch knows no degrees at its rim. `weight_attr` draws by fixed weights.
+    own `edge_weight`: pass it to the model, and call `scale_messages(model)` once, for layers that take none and for
+    GCNConv, which needs the degrees of the whole graph. `weight_attr` draws in proportion to fixed weights.
 
     Differences to PyG: a node with no more neighbours than are to be drawn takes them all, also with `replace`;
     self-loops of the data are always taken, exactly, and not counted; `replace=None` leaves it to the method; in
@@ -80,7 +81,7 @@ class AdaptiveNeighborLoader(Learner):
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         self.subgraph = _subgraph(subgraph_type if directed else "induced", disjoint)
         self.shuffle, self.drop_last, self.disjoint, self.transform = shuffle, drop_last, disjoint, transform
-        self._place = unplaced(graph.num_nodes)
+        self._place, self._degree = unplaced(graph.num_nodes), gcn_degree(graph)
         self._epoch, self._taken, self._waiting = 0, 0, []  # type: int, int, list[Future]
         self._resumed: dict[str, Any] | None = None
 
@@ -175,7 +176,7 @@ class AdaptiveNeighborLoader(Learner):
         batch.num_sampled_nodes, batch.num_sampled_edges = hops.num_nodes, hops.num_edges
         if hops.tree is not None:
             batch.batch = hops.tree
-        weigh(batch, hops, self.sampler.graph)
+        weigh(batch, hops, self.sampler.graph, self._degree)
         return part, hops, batch if self.transform is None else self.transform(batch)
 
     # --- a checkpoint ------------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class AdaptiveNeighborLoader(Learner):
             self.sampler.update(blocks, energy)
 
 
-def weigh(batch: Data, hops: Hops, graph: Graph) -> Data:
+def weigh(batch: Data, hops: Hops, graph: Graph, degree: Tensor) -> Data:
     """Add the scale, the weight with the scale in it, the blocks to learn from and the degrees in the whole graph."""
     device = batch.edge_index.device
     batch.scale = hops.scale.to(device)
@@ -210,7 +211,9 @@ def weigh(batch: Data, hops: Hops, graph: Graph) -> Data:
     batch.edge_weight = batch.scale if own is None else own * batch.scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
     if hops.blocks is not None:
         batch.blocks = hops.blocks
-        batch.full_degree = (graph.indptr[hops.n_id + 1] - graph.indptr[hops.n_id]).to(device)
+        batch.gcn_degree = degree[hops.n_id.to(degree.device)].to(device)
+        if own is None:  # with weights, a mean is over their sum, which the batch does not know
+            batch.full_degree = (graph.indptr[hops.n_id + 1] - graph.indptr[hops.n_id]).to(device)
     return batch
 
 

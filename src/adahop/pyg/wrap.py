@@ -14,6 +14,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from adahop.checks import InputError, KindError
 from adahop.ops import segment_sum
 from adahop.pyg.align import align
+from adahop.pyg.norm import Norm, normalises
 
 ATTENTION = (GATConv, GATv2Conv, TransformerConv)
 _NAME = "_adahop_scale"
@@ -102,13 +103,14 @@ class Scale:
         self.given = self.scale = self.index = self.degree = None
 
 
-def scale_of(conv: nn.Module) -> Scale | None:
+def scale_of(conv: nn.Module) -> Scale | Norm | None:
     return conv.__dict__.get(_NAME)
 
 
 def scaled(conv: MessagePassing) -> MessagePassing:
     """The same layer, which now takes `edge_weight=` and applies it; a layer that already does comes back as it is.
 
+    GCNConv(normalize=True) takes its degrees from the whole graph then, while a loader listens (see `Norm`).
     Without `edge_weight` it uses the scale of the batch while a loader listens (`feedback`, `learn`), else none.
 
     >>> from torch_geometric.nn import GINConv
@@ -118,8 +120,12 @@ def scaled(conv: MessagePassing) -> MessagePassing:
     """
     if not isinstance(conv, MessagePassing):
         raise KindError(f"`conv` must be a PyG layer that passes messages, got {type(conv).__name__}")
-    if "edge_weight" not in inspect.signature(conv.forward).parameters and scale_of(conv) is None:
+    if scale_of(conv) is not None:
+        return conv
+    if "edge_weight" not in inspect.signature(conv.forward).parameters:
         conv.__dict__[_NAME] = Scale(conv)
+    elif normalises(conv):
+        conv.__dict__[_NAME] = Norm(conv)
     return conv
 
 
