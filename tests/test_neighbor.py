@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +181,14 @@ def test_epochs_cover_every_node_once(size):
     assert list(sampler.epoch([], size)) == []
     fresh = NeighborSampler(messy_graph(), [2], seed=1)
     assert torch.equal(torch.cat(list(fresh.epoch(nodes, size))), torch.cat(first))
+
+
+def test_sizes_and_seed_as_users_have_them():
+    g = messy_graph()
+    for sizes in ((3, 2), np.array([3, 2]), torch.tensor([3, 2]), [np.int64(3), np.int32(2)]):
+        assert NeighborSampler(g, sizes).sizes == [3, 2]
+    for bad in ([2.5], [True], "3,2", 3, [], None):
+        with pytest.raises(ValueError, match="`sizes` must be"):
+            NeighborSampler(g, bad)
+    with pytest.raises(ValueError, match="`seed` must be a whole number"):
+        NeighborSampler(g, [2], seed=1.5)

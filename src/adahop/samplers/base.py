@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ class Sampler(nn.Module):
         super().__init__()
         if not isinstance(graph, Graph):
             raise KindError(f"`graph` must be an adahop.Graph, got {type(graph).__name__}")
-        self.graph, self.sizes, self.seed = graph, check_sizes(sizes), int(seed)
+        self.graph, self.sizes, self.seed = graph, check_sizes(sizes), count(seed, -(2**63), "seed")
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))
         self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
@@ -137,8 +138,9 @@ class Sampler(nn.Module):
 
 def check_sizes(sizes: Any) -> list[int]:
     """A list of positive fan-outs, or -1 for all, input layer first."""
-    if isinstance(sizes, int | str) or not isinstance(sizes, Sequence) or len(sizes) == 0:
+    given = sizes.tolist() if isinstance(sizes, np.ndarray | Tensor) else sizes
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) == 0:
         raise InputError(f"`sizes` must be a list with one number a layer, got {sizes!r}")
-    if not all(isinstance(k, int) and not isinstance(k, bool) and (k > 0 or k == -1) for k in sizes):
-        raise InputError(f"`sizes` must be positive or -1, got {list(sizes)}")
-    return list(sizes)
+    if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) and (k > 0 or k == -1) for k in given):
+        raise InputError(f"`sizes` must be positive or -1, got {list(given)}")
+    return [int(k) for k in given]
