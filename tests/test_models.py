@@ -11,7 +11,7 @@ import torch_geometric.nn as pyg
 from adahop import models
 from adahop.checks import InputError
 from adahop.graph import Graph
-from adahop.models.base import full_block, node_chunks
+from adahop.models.whole import full_block, node_chunks
 from adahop.samplers import NeighborSampler
 from conftest import messy_graph
 

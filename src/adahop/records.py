@@ -6,20 +6,21 @@ import io
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from adahop.checks import InputError
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(beside, "wb") as f:
-            f.write(content)
+            f.write(content) if isinstance(content, bytes) else content(f)
             f.flush()
             os.fsync(f.fileno())
         os.replace(beside, path)

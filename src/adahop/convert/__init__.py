@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from adahop.convert.tables import Tell
 from adahop.datasets.base import make
 from adahop.graph import Graph
 from adahop.ops import random
+from adahop.records import write_whole
 
 __all__ = ["convert"]
 
@@ -52,7 +52,8 @@ def convert(
     if split is not None or raw.splits is None:
         raw.splits = _split(raw, known, split or "random:60,20,20", seed)
     arrays, meta = _pack(raw, undirected, name or out.stem)
-    _write(out, {**arrays, "meta": np.array(json.dumps(meta))})
+    arrays = {**arrays, "meta": np.array(json.dumps(meta))}
+    write_whole(out, lambda f: np.savez_compressed(f, **arrays))  # type: ignore[arg-type]
     return meta
 
 
@@ -139,18 +140,3 @@ def _labels(y: np.ndarray) -> dict[str, np.ndarray]:
     if y.ndim == 2:
         return {"y_packed": np.packbits(y.astype(bool), axis=1), "y_shape": np.array(y.shape)}
     return {"y": y.astype(np.int16 if y.max(initial=0) < 2**15 else np.int64)}
-
-
-def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Beside, then renamed: a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "wb") as f:
-            np.savez_compressed(f, **arrays)  # type: ignore[arg-type]
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(beside, path)
-    except OSError as e:
-        raise InputError(f"{path} must be writable, got {e.strerror or e}") from None
-    finally:
-        beside.unlink(missing_ok=True)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
-from adahop.block import Block, expand
+from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of
 from adahop.estimators import FEEDBACK
 from adahop.graph import Graph
 from adahop.memory import Memory, build
+from adahop.models.whole import full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -224,26 +225,3 @@ class GNN(nn.Module):
         parts = [self.encode(rows) for rows in x.split(1 << 14)]
         keys = parts[0][1]
         return torch.cat([p[0] for p in parts]), {k: torch.cat([p[1][k] for p in parts]) for k in keys}
-
-
-def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
-    """Ranges of nodes with about `edges` in-edges each."""
-    n = graph.num_nodes
-    cost = graph.indptr + torch.arange(n + 1, device=graph.device)
-    marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
-    cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
-    return list(pairwise(cuts)) or [(0, 0)]
-
-
-def full_block(graph: Graph, a: int, b: int) -> Block:
-    """All in-edges of the nodes a..b; sources keep their global ids."""
-    lo, hi = int(graph.indptr[a]), int(graph.indptr[b])
-    src = graph.indices[lo:hi].long()
-    ptr = graph.indptr[a : b + 1] - lo
-    one = torch.ones(hi - lo, device=graph.device)
-    weight = one if graph.weight is None else graph.weight[lo:hi]
-    pos = torch.arange(lo, hi, device=graph.device)
-    e_id = pos if graph.eid is None else graph.eid[lo:hi].long()
-    everyone = torch.arange(graph.num_nodes, device=graph.device)
-    edge_index = torch.stack([src, expand(ptr, hi - lo)])
-    return Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos)

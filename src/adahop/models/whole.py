@@ -1,0 +1,33 @@
+"""The whole graph in pieces: ranges of nodes, and the block of all their in-edges."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from adahop.block import Block, expand
+from adahop.graph import Graph
+
+
+def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
+    """Ranges of nodes with about `edges` in-edges each."""
+    n = graph.num_nodes
+    cost = graph.indptr + torch.arange(n + 1, device=graph.device)
+    marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
+    cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
+    return list(pairwise(cuts)) or [(0, 0)]
+
+
+def full_block(graph: Graph, a: int, b: int) -> Block:
+    """All in-edges of the nodes a..b; sources keep their global ids."""
+    lo, hi = int(graph.indptr[a]), int(graph.indptr[b])
+    src = graph.indices[lo:hi].long()
+    ptr = graph.indptr[a : b + 1] - lo
+    one = torch.ones(hi - lo, device=graph.device)
+    weight = one if graph.weight is None else graph.weight[lo:hi]
+    pos = torch.arange(lo, hi, device=graph.device)
+    e_id = pos if graph.eid is None else graph.eid[lo:hi].long()
+    everyone = torch.arange(graph.num_nodes, device=graph.device)
+    edge_index = torch.stack([src, expand(ptr, hi - lo)])
+    return Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos)
