@@ -69,15 +69,14 @@ class AttendedVariate(Memory):
     """A control variate for attention: numerator and normaliser over all neighbours from H, corrected by the sample.
 
     num = sum over all of w' H_j + sum over S of scale (w h_j - w' H_j), den likewise; the output is num / den, with
-    w = e^score from h and w' from H. Scores take today's u and v, so that only H is old. Two numbers a node, its
-    scores as target and as source when last seen, are kept for policies.
+    w = e^score from h and w' from H. Scores take today's u and v, so that only H is old.
     """
 
     def __init__(self, graph: Graph, width: int, kind: str = "history", dtype: torch.dtype = torch.float32):
         super().__init__()
         self.graph, self.kind = graph, kind
-        self.history, self.scores = History(graph.num_nodes, width, dtype), History(graph.num_nodes, 2)
-        self.waiting: tuple[Tensor, Tensor, Tensor] | None = None
+        self.history = History(graph.num_nodes, width, dtype)
+        self.waiting: tuple[Tensor, Tensor] | None = None
 
     def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
         self.settle()
@@ -99,7 +98,7 @@ class AttendedVariate(Memory):
         num = edges.gather(self.history.value.float(), every) + torch.stack(fresh, 1) - torch.stack(gone, 1)
         self._tell(conv, h, old, block, scale * new / den[block.dst], scale * stale / den[block.dst])
         if self.training and self.kind == "history":
-            self.waiting = block.n_id, h.detach(), torch.stack([(h @ u.t()).mean(1), t.mean(1)], 1).detach()
+            self.waiting = block.n_id, h.detach()
         return num / den.unsqueeze(-1)
 
     @torch.no_grad()
@@ -112,9 +111,7 @@ class AttendedVariate(Memory):
     def settle(self) -> None:
         """Write what the last step saw: only now, as its backward pass still read the old rows."""
         if self.waiting is not None:
-            n_id, h, scores = self.waiting
-            self.history.push(n_id, h)
-            self.scores.push(n_id, scores)
+            self.history.push(*self.waiting)
             self.waiting = None
 
     @torch.no_grad()
@@ -122,9 +119,7 @@ class AttendedVariate(Memory):
         self.settle()
         if (passed and self.kind == "history") or len(h) != self.graph.num_nodes:
             return  # a history has newer rows, or it is another graph's pass
-        u, v = conv.directions()
         self.history.value.copy_(h)
-        self.scores.value.copy_(torch.stack([(h @ u.t()).mean(1), (h @ v.t()).mean(1)], 1))
 
     def _apply(self, fn: Any, recurse: bool = True) -> AttendedVariate:
         super()._apply(fn, recurse)
