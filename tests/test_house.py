@@ -40,6 +40,7 @@ NEVER = {
     "convert": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.cli"),
     "pyg": ("adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "train": ("adahop.cli", "adahop.diagnostics", "numba", "triton"),
+    "run": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
     "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),
 }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from adahop.ops.kinds import HIGH, LOW, SPAN
+
 
 @nb.njit(nogil=True, cache=True)
 def relabel(dst, pos, indices, eid, local_of, n_id, local, e_id):
@@ -87,9 +89,6 @@ def transpose(src, dst, coef, ptr, out_dst, out_coef):
         out_dst[o] = dst[e]
         for a in range(coef.shape[1]):
             out_coef[o, a] = coef[e, a]
-
-
-HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a log-weight outside [LOW, HIGH] has its segment centred again, to [-SPAN, 0]
 
 
 @nb.njit(nogil=True, cache=True)

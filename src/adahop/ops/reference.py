@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from adahop.ops import random
+from adahop.ops.kinds import HIGH, LOW, SPAN
 
 FLOOR = 1e-12
 
@@ -192,3 +193,20 @@ def gather_sum(h: Tensor, src: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
     rows = ptr.numel() - 1
     row = torch.repeat_interleave(torch.arange(rows, device=ptr.device), ptr.diff(), output_size=src.numel())
     return segment_sum(coef.unsqueeze(-1) * h[src], row, rows)
+
+
+def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, nodes: Tensor) -> Tensor:
+    """Sum over all in-edges of each node of weight * h[source]."""
+    row, place = spans(indptr[nodes], indptr[nodes + 1] - indptr[nodes])
+    message = h[indices[place].long()].float()
+    return segment_sum(message if weight is None else weight[place].unsqueeze(1) * message, row, nodes.numel())
+
+
+def add_log_weights(dst, pos, gain, first, indptr, log_weight) -> None:
+    """Add, then bring the segments back that left float32's comfortable reach."""
+    log_weight.index_add_(0, pos, gain)
+    row, place = spans(first[dst], indptr[dst + 1] - first[dst])
+    top = segment_max(log_weight[place], row, dst.numel())
+    out = (top > HIGH) | (-segment_max(-log_weight[place], row, dst.numel()) < LOW)
+    centred = (log_weight[place] - top[row]).clamp(min=-SPAN)
+    log_weight[place[out[row]]] = centred[out[row]]

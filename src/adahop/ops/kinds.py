@@ -1,0 +1,31 @@
+"""What the operations speak of: the odds of a policy, the places drawn, the names of the draws."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+DRAWS = {"multinomial": 0, "systematic": 1, "depround": 2, "poisson": 3}
+HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a log-weight outside [LOW, HIGH] has its segment centred again, to [-SPAN, 0]
+
+
+class Odds(NamedTuple):
+    """What a policy says: edge j of a node is drawn in proportion (1 - eta) w_j / sum w + eta / n.
+
+    w = edge (or exp(edge) where `log`) times node[source]; what is None counts as 1, so `Odds()` is uniform.
+    """
+
+    edge: Tensor | None = None
+    node: Tensor | None = None
+    eta: float = 0.0
+    log: bool = False
+
+
+class Drawn(NamedTuple):
+    """Places in the CSR, grouped by target, each with its probability and scale."""
+
+    ptr: Tensor
+    pos: Tensor
+    prob: Tensor
+    scale: Tensor

@@ -1,0 +1,126 @@
+"""Run: everything that one training holds, from the model to the position; what a checkpoint keeps is here."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from adahop import models
+from adahop.config import Config
+from adahop.loader import Loader
+from adahop.methods import METHODS
+from adahop.methods import make as make_sampler
+from adahop.samplers import Sampler
+
+
+@dataclass
+class Result:
+    """What a run leaves: scores at the epoch that was best on validation, and the road there."""
+
+    seed: int
+    test: float
+    val: float
+    best_epoch: int
+    epochs: int
+    steps: int
+    seconds: float
+    history: list[dict[str, float]] = field(default_factory=list, repr=False)
+    model: models.GNN | None = field(default=None, repr=False)
+    sampler: Sampler | None = field(default=None, repr=False)
+
+    def summary(self) -> dict[str, Any]:
+        kept = ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds")
+        return {k: v for k, v in asdict_shallow(self).items() if k in kept}
+
+
+def asdict_shallow(result: Result) -> dict[str, Any]:
+    return {k: getattr(result, k) for k in result.__dataclass_fields__}
+
+
+class Average:
+    """A running average of a model's weights, to evaluate with: smoother than the last step's. keep=0 does nothing."""
+
+    def __init__(self, model: nn.Module, keep: float):
+        self.model, self.keep, self.steps = model, keep, 0
+        self.mean = [p.detach().clone() for p in model.parameters()] if keep else []
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.steps += 1
+        keep = min(self.keep, self.steps / (self.steps + 9))  # the first steps are forgotten faster
+        for mean, p in zip(self.mean, self.model.parameters(), strict=bool(self.keep)):
+            mean.lerp_(p, 1.0 - keep)
+
+    @contextlib.contextmanager
+    def worn(self) -> Iterator[None]:
+        """Inside, the model has the average for its weights."""
+        pairs = list(zip(self.mean, self.model.parameters(), strict=bool(self.keep)))
+        for mean, p in pairs:
+            mean.data, p.data = p.data, mean.data
+        try:
+            yield
+        finally:
+            for mean, p in pairs:
+                mean.data, p.data = p.data, mean.data
+
+
+def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]:
+    """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
+    model = models.make(
+        config.model, data.x.shape[1], config.hidden, data.classes, layers=len(config.sizes), arch=config.arch,
+        dropout=config.dropout, **config.model_options,
+    ).to(config.device)  # fmt: skip
+    graph = data.graph.normalized(*model.graph)
+    known = {"features": data.x}
+    options = {**{k: known[k] for k in METHODS[config.method].needs}, **config.method_options}
+    sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
+    sampler.skip = model.remember(config.estimator or METHODS[config.method].estimator, graph, data.x)
+    return model, sampler
+
+
+class Run:
+    """The parts of one training, built from a config and a seed; `train` moves it on, an epoch at a time."""
+
+    def __init__(self, data: Any, config: Config, seed: int):
+        self.start = time.perf_counter()
+        self.config, self.data = config, data.to(config.device)
+        self.model, self.sampler = assemble(self.data, config, seed)
+        parameters = [*self.model.parameters(), *self.sampler.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
+        self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)
+        self.average = Average(self.model, config.average)
+        self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
+        self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
+        self.trained = 0.0  # seconds of training alone
+        self.loss, self.seen = torch.zeros((), device=config.device), 0  # of this epoch: sum of losses, seeds
+
+    def over(self) -> bool:
+        """Whether nothing is left to do."""
+        r, patience = self.result, self.config.patience
+        return r.epochs >= self.config.epochs or bool(patience and r.epochs and r.epochs - r.best_epoch >= patience)
+
+    def closed(self, scores: dict[str, float]) -> dict[str, float]:
+        """An epoch is over and was judged: its row of the history. The best on validation is kept."""
+        r = self.result
+        r.epochs += 1
+        if scores["val"] > r.val:
+            r.val, r.test, r.best_epoch = scores["val"], scores["test"], r.epochs
+            self.best = copy.deepcopy(self.model.state_dict())
+        loss = float(self.loss) / max(self.seen, 1)
+        r.history.append({"epoch": r.epochs, "loss": loss, **scores, "seconds": self.trained})
+        self.loss, self.seen = torch.zeros_like(self.loss), 0
+        return r.history[-1]
+
+    def finished(self) -> Result:
+        """The result, its model as it was at its best."""
+        self.result.seconds = time.perf_counter() - self.start
+        if self.best is not None:
+            self.model.load_state_dict(self.best)
+        return self.result
