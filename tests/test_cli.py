@@ -94,7 +94,7 @@ def test_train_as_json(run):
     assert list(said) == [
         "method", "model", "arch", "dataset", "metric", "test_mean", "test_std", "val_mean", "runs"
     ]  # fmt: skip
-    assert (said["method"], said["model"], said["arch"], said["metric"]) == ("bs", "gcn", "residual", "accuracy")
+    assert (said["method"], said["model"], said["arch"], said["metric"]) == ("adahop", "gcn", "residual", "accuracy")
     assert said["dataset"] == SMALL[1] and [r["seed"] for r in said["runs"]] == [5, 6]
     for r in said["runs"]:
         assert list(r) == ["seed", "test", "val", "best_epoch", "epochs", "steps", "seconds"]
@@ -254,8 +254,11 @@ MISTAKES = {
     "an option that is a list": (["train", "--option", "eta=[1]"], "one number or word as its value, got 'eta=[1]'"),
     "an option with a flag": (["train", "--option", "seed=1"], "got 'seed', which has its own flag"),
     "no such option": (["train", "--option", "etta=1"], "got 'etta'"),
-    "an option out of range": (["train", "--option", "eta=2"], "`eta` must be a number in [0, 1], got 2"),
-    "an option of the wrong kind": (["train", "--option", "eta=high"], "`eta` must be a number in [0, 1], got 'high'"),
+    "an option out of range": (["train", "--option", "eta=2"], "`eta` must be a number in [0, 0.999], got 2"),
+    "an option of the wrong kind": (
+        ["train", "--option", "eta=high"],
+        "`eta` must be a number in [0, 0.999], got 'high'",
+    ),
     "an empty folder's name": (["train", "--out", ""], "`out` must be a folder that can be written, got ''"),
 }
 

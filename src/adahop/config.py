@@ -20,7 +20,7 @@ class Config:
 
     model: str = "gcn"
     arch: str = "residual"
-    method: str = "bs"
+    method: str = "adahop"
     sizes: tuple[int, ...] = (10, 10)
     hidden: int = 64
     epochs: int = 30

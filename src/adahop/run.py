@@ -79,9 +79,10 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
     known = {"features": data.x}
-    options = {**{k: known[k] for k in METHODS[config.method].needs}, **config.method_options}
+    method = METHODS[config.method].on(config.model)
+    options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
-    sampler.skip = model.remember(config.estimator or METHODS[config.method].estimator, graph, data.x)
+    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x)
     return model, sampler
 
 

@@ -31,7 +31,7 @@ def train(
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
-    method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "bs",
+    method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "adahop",
     sizes: Annotated[str, option("Neighbours (or nodes) drawn a layer, input layer first; -1 for all.")] = "10,10",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
     epochs: Annotated[int, option("Passes over the training nodes.")] = 30,
