@@ -62,7 +62,7 @@ def test_a_budgeted_sampler_keeps_to_its_totals():
 
 @pytest.mark.parametrize("draw", ["multinomial", "systematic", "depround"])
 def test_budgets_leave_the_sum_unbiased(draw):
-    """Mean of 4,000 estimates of the weighted degree; each within 5 standard errors: 1e-5 in all of failing by chance."""
+    """The mean of 4,000 estimates, each within 5 standard errors: 1e-5 in all to fail by chance."""
     graph = stars([30, 12, 6]).normalized("row", True)
     sampler = make("graphsage", graph, [9], policy="static", draw=draw, budget=True)
     value = torch.rand(graph.num_nodes, generator=torch.Generator().manual_seed(0))

@@ -22,11 +22,13 @@ def spread(total: int, strength: Tensor, most: Tensor, key: int) -> Tensor:
     >>> spread(7, torch.tensor([1.0, 5.0, 1.0]), torch.tensor([9, 4, 9]), key=0).tolist()
     [2, 4, 1]
     """
+    if most.numel() == 0:
+        return most
     most = most.double()
     least = most.clamp(max=1.0)
     share = strength.double().clamp(min=0.0).nan_to_num(0.0)
     share = share / share.max().clamp(min=1e-300) + 1e-9  # all alike where nothing is known
-    low, high = torch.zeros_like(share[:1]), (most / share).max().reshape(1) if most.numel() else share[:1]
+    low, high = torch.zeros_like(share[:1]), (most / share).max().reshape(1)
     for _ in range(ROUNDS):
         middle = (low + high) / 2
         enough = torch.minimum(torch.maximum(share * middle, least), most).sum() >= total
