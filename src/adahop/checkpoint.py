@@ -130,7 +130,8 @@ class _Tee:
     """Passes on what is written and sums it up. An error waits until torch's writer is through: it cannot bear one."""
 
     def __init__(self, f: BinaryIO):
-        self.f, self.hash, self.error = f, hashlib.blake2b(digest_size=DIGEST), None
+        self.f, self.hash = f, hashlib.blake2b(digest_size=DIGEST)
+        self.error: OSError | None = None
 
     def write(self, part: Any) -> int:
         if self.error is None:
@@ -138,7 +139,7 @@ class _Tee:
                 self.f.write(part)
                 self.hash.update(part)
             except OSError as e:
-                self.error: OSError | None = e
+                self.error = e
         return memoryview(part).nbytes
 
     def flush(self) -> None: ...
@@ -146,7 +147,7 @@ class _Tee:
 
 def _fill(f: BinaryIO, state: dict[str, Any]) -> None:
     tee = _Tee(f)
-    torch.save(state, tee)
+    torch.save(state, tee)  # type: ignore[arg-type]
     if tee.error is not None:
         raise tee.error
     f.write(tee.hash.digest() + MARK)

@@ -143,7 +143,7 @@ class Loader:
 
 
 def _blocks(plain: list[Any], device: torch.device) -> list[Block]:
-    return [Block(*(t.to(device) if torch.is_tensor(t) else t for t in block)) for block in plain]
+    return [Block._make(t.to(device) if torch.is_tensor(t) else t for t in block) for block in plain]
 
 
 def _done(value: Data) -> Future[Data]:

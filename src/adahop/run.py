@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from adahop import models
 from adahop.checkpoint import content_hash
 from adahop.config import Config
 from adahop.loader import Loader
+from adahop.memory import Memory
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
@@ -154,7 +155,7 @@ class Run:
             "loader": loader,
             "sampler": dict(self.sampler.state_dict()),
             "model": dict(self.model.state_dict()),
-            "memory": {name: m.state() for name, m in self.model.memories.items()},
+            "memory": {name: cast(Memory, m).state() for name, m in self.model.memories.items()},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
             "best": None if self.best is None else dict(self.best),
@@ -172,7 +173,7 @@ class Run:
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
         for name, kept in state["memory"].items():
-            self.model.memories[name].restore(kept)  # type: ignore[operator]
+            cast(Memory, self.model.memories[name]).restore(kept)
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
         self.best = state["best"]
