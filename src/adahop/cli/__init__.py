@@ -45,8 +45,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except InputError as e:
         _fail(str(e))
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except KeyboardInterrupt as e:
+        _fail(str(e) or "interrupted", 130)
     except BrokenPipeError:  # `adahop list | head`: nobody reads on, and Python's own last flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
