@@ -15,6 +15,7 @@ from torch import nn
 from adahop import models
 from adahop.config import Config
 from adahop.loader import Loader
+from adahop.mapped import on_disk
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
@@ -91,7 +92,8 @@ class Run:
     def __init__(self, data: Any, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
-        self.model, self.sampler = assemble(self.data, config, seed)
+        with on_disk(config.state):
+            self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
         self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)
