@@ -44,6 +44,7 @@ NEVER = {
     "run": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
     "bench": ("adahop.cli",),
+    "mapped": (*SAMPLERS, *MODELS, *ABOVE),
     "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),
 }  # fmt: skip
 # rooms that also stay out of global random state

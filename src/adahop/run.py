@@ -17,6 +17,7 @@ from adahop.checkpoint import content_hash
 from adahop.config import Config
 from adahop.loader import Loader
 from adahop.memory import Memory
+from adahop.mapped import on_disk
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
@@ -102,7 +103,8 @@ class Run:
     def __init__(self, data: Any, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
-        self.model, self.sampler = assemble(self.data, config, seed)
+        with on_disk(config.state):
+            self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
         self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)

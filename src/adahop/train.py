@@ -14,6 +14,7 @@ from adahop import models
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import one_of
 from adahop.config import Config
+from adahop.mapped import on_disk
 from adahop.metrics import METRICS, criterion, score
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
@@ -113,7 +114,7 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
     """Epoch after epoch until the run is over."""
     while not run.over():
         _epoch(run, after)
-        with run.average.worn():
+        with run.average.worn(), on_disk(run.config.state):
             row = run.closed(evaluate(run.model, run.data, run.sampler.graph))
         on_epoch(row)
         if kept is not None:

@@ -60,6 +60,7 @@ def train(
     seed: Annotated[int, option("Seed of the first run.")] = 0,
     runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    state: Annotated[str | None, option("Folder where policy state and histories lie in files, not memory.")] = None,
     log_variance: Annotated[int, option("Measure every layer's variance each so many steps; 0 never.")] = 0,
     out: Annotated[str | None, option("Folder for config, metrics and the best checkpoint.")] = None,
     checkpoint_every: Annotated[
@@ -78,7 +79,7 @@ def train(
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, estimator=estimator, average=average, device=device,
+        prefetch=prefetch, estimator=estimator, average=average, device=device, state=state,
         model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
     )  # fmt: skip
     go(config, dataset, seed_range(seed, runs), log_variance, out, checkpoint_every, as_json)

@@ -15,7 +15,7 @@ from adahop.checks import InputError, between, count, one_of
 from adahop.estimators import FEEDBACK
 from adahop.graph import Graph
 from adahop.memory import Memory, build
-from adahop.models.whole import full_block, node_chunks
+from adahop.models.whole import Rows, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -204,15 +204,19 @@ class GNN(nn.Module):
                 if memory is not None:
                     memory.refresh(h, conv, self._passing)
                 conv.ready = conv.prepare(h)
-                parts, kept = [], []
+                out, kept = Rows(len(h)), {k: Rows(len(h)) for k in state}
                 for a, b in cuts:
                     carried = {k: v[a:b] for k, v in state.items()}
-                    out, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
-                    parts.append(out)
-                    kept.append(carried)
+                    part, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
+                    out.put(a, part)
+                    for k, rows in kept.items():
+                        rows.put(a, carried[k])
                 conv.ready = None
-                h, state = torch.cat(parts), {k: torch.cat([s[k] for s in kept]) for k in state}
-            return torch.cat([self.decode(part) for part in h.split(1 << 16)]) if len(h) else self.decode(h)
+                h, state = out.all, {k: rows.all for k, rows in kept.items()}
+            outputs = Rows(len(h))
+            for a in range(0, max(len(h), 1), 1 << 16):
+                outputs.put(a, self.decode(h[a : a + (1 << 16)]))
+            return outputs.all
         finally:
             self.whole = False
             for conv in self.layers():
@@ -222,6 +226,11 @@ class GNN(nn.Module):
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None or len(x) == 0:
             return self.encode(x)
-        parts = [self.encode(rows) for rows in x.split(1 << 14)]
-        keys = parts[0][1]
-        return torch.cat([p[0] for p in parts]), {k: torch.cat([p[1][k] for p in parts]) for k in keys}
+        h = Rows(len(x))
+        kept: dict[str, Rows] = {}
+        for a in range(0, len(x), 1 << 14):
+            part, state = self.encode(x[a : a + (1 << 14)])
+            h.put(a, part)
+            for k, v in state.items():
+                kept.setdefault(k, Rows(len(x))).put(a, v)
+        return h.all, {k: rows.all for k, rows in kept.items()}
