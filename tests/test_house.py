@@ -42,6 +42,7 @@ NEVER = {
     "train": ("adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "run": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
+    "experiments": ("adahop.cli", "numba", "triton"),
     "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),
 }  # fmt: skip
 # rooms that also stay out of global random state
