@@ -45,6 +45,7 @@ NEVER = {
     "distributed": (*MODELS, *ABOVE),
     "bench": ("adahop.cli",),
     "mapped": (*SAMPLERS, *MODELS, *ABOVE),
+    "experiments": ("adahop.cli", "numba", "triton"),
     "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),
 }  # fmt: skip
 # rooms that also stay out of global random state

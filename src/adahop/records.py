@@ -79,6 +79,10 @@ class Records:
     def json(self, name: str, value: Any) -> None:
         write_whole(self.folder / name, (_text(value, indent=2) + "\n").encode())
 
+    def lines(self, name: str, value: dict[str, Any]) -> None:
+        """JSON with a line for each key, and for each row of a list of rows: short, and changes show well."""
+        write_whole(self.folder / name, ("{\n" + ",\n".join(_line(k, v) for k, v in value.items()) + "\n}\n").encode())
+
     def row(self, name: str, value: dict[str, Any]) -> None:
         """One more line of a JSONL file, whole or not at all."""
         path, line = self.folder / name, (_text(value) + "\n").encode()
@@ -124,6 +128,12 @@ def _row(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
+
+
+def _line(key: str, value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return f"  {_text(key)}: [\n" + ",\n".join(f"    {_text(row)}" for row in value) + "\n  ]"
+    return f"  {_text(key)}: {_text(value)}"
 
 
 def _text(value: Any, **style: Any) -> str:

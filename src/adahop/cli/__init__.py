@@ -36,7 +36,9 @@ def root(
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run a command; nothing a user typed ends in a traceback."""
-    from adahop.cli import bench, compare, convert, listing, train, variance  # noqa: F401  (they add their commands)
+    from adahop.cli import (  # noqa: F401  (they add their commands)
+        bench, compare, convert, listing, reproduce, train, variance,
+    )  # fmt: skip
 
     command = typer.main.get_command(app)
     try:  # not command.main(): each version of typer has its own way with Ctrl-C and errors
