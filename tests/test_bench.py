@@ -128,7 +128,8 @@ class FakePeer:
 def test_a_peer_gives_ratios(monkeypatch, capsys):
     monkeypatch.setattr(peers, "PEERS", {"dgl": FakePeer})
     words = ["bench", "sampling", "--graph", "rmat:500,4000", "--sizes", "3,2", "--batch-size", "32", "--rounds", "2",
-             "--seconds", "0", "--methods", "graphsage,bs:update=true", "--peers", "dgl", "--threads", "1,2", "--json"]  # fmt: skip
+             "--seconds", "0", "--methods", "graphsage,bs:update=true", "--peers", "dgl", "--threads", "1,2",
+             "--json"]  # fmt: skip
     rows, _, code = said(words, capsys)
     assert not code and [row["method"] for row in rows[:4]] == [
         "graphsage", "bs:update=true", "dgl:uniform", "dgl:weighted"]  # fmt: skip
@@ -228,7 +229,8 @@ def test_state_is_weighed_from_what_is_held():
 
 def test_sampling_leaves_rows_and_a_plot(tmp_path, capsys):
     words = ["bench", "sampling", "--graph", "star:100", "--sizes", "3", "--batch-size", "32", "--rounds", "2",
-             "--seconds", "0", "--methods", "graphsage,labor", "--peers", "none", "--out", str(tmp_path / "o")]  # fmt: skip
+             "--seconds", "0", "--methods", "graphsage,labor", "--peers", "none", "--out",
+             str(tmp_path / "o")]  # fmt: skip
     _, _, code = said(words, capsys)
     rows = [json.loads(line) for line in (tmp_path / "o" / "sampling.jsonl").read_text().splitlines()]
     assert not code and [row["method"] for row in rows] == ["graphsage", "labor"]

@@ -37,7 +37,13 @@ def root(
 def main(args: list[str] | None = None) -> NoReturn:
     """Run a command; nothing a user typed ends in a traceback."""
     from adahop.cli import (  # noqa: F401  (they add their commands)
-        bench, compare, convert, listing, reproduce, train, variance,
+        bench,
+        compare,
+        convert,
+        listing,
+        reproduce,
+        train,
+        variance,
     )  # fmt: skip
 
     command = typer.main.get_command(app)
