@@ -89,7 +89,7 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
         dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
-    known = {"features": data.x}
+    known = {"features": data.x, "heads": getattr(model.convs[0], "heads", 1)}
     method = METHODS[config.method].on(config.model)
     options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)

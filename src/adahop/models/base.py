@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of
-from adahop.estimators import FEEDBACK
+from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
 from adahop.models.whole import Rows, full_block, node_chunks
@@ -37,17 +37,22 @@ class Conv(nn.Module):
         self.ready: Any = None
         self.tap: Callable[[Tensor, Block, Tensor | None], None] | None = None  # see `diagnostics`
 
-    def speak(self, h: Tensor, block: Block, coef: Tensor) -> None:
-        if self.watcher is not None:
+    def speak(self, h: Tensor, block: Block, coef: Tensor, scores: tuple[Tensor, Tensor] | None = None) -> None:
+        if self.watcher is not None and self.feedback in FEEDBACK:
             self.watcher(FEEDBACK[self.feedback](h, block, coef))
+        elif self.watcher is not None:
+            self.tell(energies(h, block, coef), coef, scores)
         if self.tap is not None:
             self.tap(h, block, coef)
 
-    def tell(self, energy: Tensor) -> None:
-        """For memories, whose messages are not a coefficient times a row of h."""
-        if self.watcher is not None:
-            one_of(self.feedback, ("energy",), "feedback")
-            self.watcher(energy)
+    def tell(self, energy: Tensor, coef: Tensor | None = None, scores: tuple[Tensor, Tensor] | None = None) -> None:
+        """For memories, whose messages are not a coefficient times a row of h, and for scores (attention alone)."""
+        if self.watcher is None:
+            return
+        one_of(self.feedback, ("energy",) if scores is None else ("energy", "scores"), "feedback")
+        if self.feedback == "scores" and scores is not None and coef is not None:
+            energy = scored(energy, coef, *scores)
+        self.watcher(energy)
 
     def prepare(self, h: Tensor) -> Any:
         """What the sources bring along, whoever the targets are."""
@@ -173,7 +178,8 @@ class GNN(nn.Module):
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
-        self.memories = build(estimator, kinds, graph, x, self.widths, dtype)
+        heads = getattr(self.convs[0], "heads", 1)
+        self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
         if any(m.draws for m in self.memories.values()):
             self._passing = False
             self.inference(graph, x)

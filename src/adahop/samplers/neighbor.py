@@ -56,8 +56,7 @@ class NeighborSampler(Sampler):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            odds, key = self.policy.odds(layer), self.key(layer)
-            drawn = ops.draw(g.indptr, g.first, g.indices, dst, self.many(layer, dst, weighs), self.how, odds, key)
+            drawn = self.policy.places(layer, dst, self.many(layer, dst, weighs), self.how, self.key(layer))
             block = self.block(dst, self.policy.scaled(dst, drawn))
             blocks.append(block)
             dst, weighs = block.n_id, passed_down(block, weighs, g) if self.budget else weighs
