@@ -16,8 +16,8 @@ from adahop import models
 from adahop.checkpoint import content_hash
 from adahop.config import Config
 from adahop.loader import Loader
-from adahop.memory import Memory
 from adahop.mapped import on_disk
+from adahop.memory import Memory
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
