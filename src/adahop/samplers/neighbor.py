@@ -12,7 +12,7 @@ from adahop.block import Block
 from adahop.checks import one_of
 from adahop.graph import Graph
 from adahop.policies import Policy, Uniform
-from adahop.samplers.base import Sampler
+from adahop.samplers.base import Sampler, as_block
 
 
 class NeighborSampler(Sampler):
@@ -42,18 +42,23 @@ class NeighborSampler(Sampler):
         return self.policy.feedback
 
     def draw(self, seeds: Tensor) -> list[Block]:
-        g, dst, blocks = self.graph, seeds, []
+        dst, blocks, known = seeds, [], False
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            k = torch.tensor([self.sizes[layer]], device=g.device)
-            odds, key = self.policy.odds(layer), self.key(layer)
-            drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, self.how, odds, key)
-            block = self.block(dst, self.policy.scaled(dst, drawn))
-            blocks.append(block)
-            dst = block.n_id
+            blocks.append(self.hop(layer, dst, known))
+            dst, known = blocks[-1].n_id, True
+        if known:
+            ops.forget(dst, self._scratch)
         return blocks[::-1]
+
+    def hop(self, layer: int, dst: Tensor, known: bool) -> Block:
+        """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
+        g, k = self.graph, torch.tensor([self.sizes[layer]], device=self.graph.device)
+        hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, self.policy.odds(layer),
+                      self.key(layer), self._scratch, known)  # fmt: skip
+        return as_block(dst, hop._replace(drawn=self.policy.scaled(dst, hop.drawn)))
 
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
