@@ -14,8 +14,9 @@ FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well de
 
 
 @nb.njit(nogil=True, cache=True)
-def fill_odds(w, idx, a, n, form, edge, node, indices, eta):
+def fill_odds(w, idx, a, n, odds, indices):
     """w[:m], idx[:m]: the odds and offsets of those that can come at all; their number m."""
+    form, edge, node, eta = odds
     top = 0.0
     if form == EDGE_LOG:
         top = -np.inf
@@ -132,15 +133,18 @@ def depround(p, n, k, stream, out):
 
 @nb.njit(nogil=True, cache=True)
 def floyd(n, k, stream, out):
-    """A uniform k-subset of n, in k steps."""
+    """A uniform k-subset of n, in k steps; `out` has room for 16 more, so that 16 are compared at once."""
+    for s in range(0, k, 16):
+        for b in range(16):
+            out[s + b] = -1
     for s in range(k):
         j = n - k + s
         r = draw_below(stream, s, j + 1)
-        for b in range(s):
-            if out[b] == r:
-                r = j
-                break
-        out[s] = r
+        twice = False
+        for c in range(0, s, 16):
+            for b in range(16):
+                twice |= out[c + b] == r
+        out[s] = j if twice else r
 
 
 @nb.njit(nogil=True, cache=True)

@@ -29,3 +29,13 @@ class Drawn(NamedTuple):
     pos: Tensor
     prob: Tensor
     scale: Tensor
+
+
+class Hop(NamedTuple):
+    """One layer of drawn edges with its nodes numbered, targets first, then sources as they first appear."""
+
+    drawn: Drawn
+    n_id: Tensor
+    edge_index: Tensor
+    e_id: Tensor
+    weight: Tensor

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, edge_weights
 from adahop.graph import Graph
@@ -27,10 +26,9 @@ class Policy(nn.Module):
     def odds(self, layer: int) -> Odds:
         return Odds()
 
-    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
-        """Draw for the targets: the odds are the policy's, the draw is the sampler's."""
-        g = self.graph
-        return ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds(layer), key)
+    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
+        """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to `odds`."""
+        return None
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""
