@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from adahop.block import Block
@@ -13,36 +14,61 @@ from adahop.memory import FIXED
 from adahop.models.base import GNN, Conv
 
 
-def narrows(weight: Tensor) -> bool:
-    return weight.shape[0] < weight.shape[1]
+class FixedConv(Conv):
+    """W sum a_ij h_j + rest, summed on the narrower side of W; in a batch with few targets W may come last instead.
 
-
-def narrowed(weight: Tensor, h: Tensor) -> Tensor:
-    """h on the narrower side of W: there the sum costs least."""
-    return h @ weight.t() if narrows(weight) else h
-
-
-class GCNConv(Conv):
-    """W sum a_ij h_j + b, summed on the narrower side of W."""
+    What listeners hear of is always the narrower side.
+    """
 
     memories = FIXED
+
+    def kernel(self) -> Tensor:
+        """W."""
+        raise NotImplementedError
+
+    def rest(self, own: Tensor) -> Tensor:
+        """What joins the sum."""
+        raise NotImplementedError
+
+    def narrows(self) -> bool:
+        return self.kernel().shape[0] < self.kernel().shape[1]
+
+    def maps_first(self, block: Block) -> bool:
+        """Whether W h of every source, if not at hand, costs less than W of the sums and wider sums."""
+        out, width = self.kernel().shape
+        dear = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
+        return self.narrows() and (self.ready is not None or not dear)
+
+    def prepare(self, h: Tensor) -> Tensor:
+        return h @ self.kernel().t() if self.narrows() else h
+
+    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
+        if self.maps_first(block):
+            h = self.prepared(h)
+            total, coef = plain(h, block)
+            self.speak(h, block, coef)
+            return total + self.rest(own)
+        total, coef = plain(h, block)
+        if self.watcher is not None or self.tap is not None:
+            self.speak(self.prepare(h.detach()), block, coef)
+        return self.combine(total, own)
+
+    def combine(self, total: Tensor, own: Tensor) -> Tensor:
+        return torch.addmm(self.rest(own), total, self.kernel().t())
+
+
+class GCNConv(FixedConv):
+    """W sum a_ij h_j + b."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.linear = nn.Linear(inputs, outputs)
 
-    def prepare(self, h: Tensor) -> Tensor:
-        return narrowed(self.linear.weight, h)
+    def kernel(self) -> Tensor:
+        return self.linear.weight
 
-    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        weight = self.linear.weight
-        h = self.prepared(h)
-        out, coef = plain(h, block)
-        self.speak(h, block, coef)
-        return (out if narrows(weight) else out @ weight.t()) + self.linear.bias
-
-    def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        return self.linear(total)
+    def rest(self, own: Tensor) -> Tensor:
+        return self.linear.bias
 
 
 class GCN(GNN):
@@ -56,27 +82,18 @@ class GCN(GNN):
         return GCNConv(inputs, outputs)
 
 
-class SAGEConv(Conv):
+class SAGEConv(FixedConv):
     """W1 h_i + W2 mean of h_j + b."""
-
-    memories = FIXED
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.own, self.others = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs, bias=False)
 
-    def prepare(self, h: Tensor) -> Tensor:
-        return narrowed(self.others.weight, h)
+    def kernel(self) -> Tensor:
+        return self.others.weight
 
-    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        weight = self.others.weight
-        h = self.prepared(h)
-        out, coef = plain(h, block)
-        self.speak(h, block, coef)
-        return self.own(own) + (out if narrows(weight) else out @ weight.t())
-
-    def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        return self.own(own) + self.others(total)
+    def rest(self, own: Tensor) -> Tensor:
+        return self.own(own)
 
 
 class SAGE(GNN):

@@ -16,8 +16,8 @@ from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Drawn", "Hop", "Odds", "add_log_weights", "draw", "forget", "full_sum", "gather_sum", "get_threads", "hop",
-    "join", "large_pages", "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads",
+    "DRAWS", "Drawn", "Hop", "Odds", "add_log_weights", "draw", "forget", "full_sum", "gather_sum", "get_threads",
+    "hop", "join", "large_pages", "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads",
     "threads",
 ]  # fmt: skip
 
@@ -43,7 +43,7 @@ def draw(
 
 
 def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """(n_id, local source ids): targets first, then sources as they first appear. `scratch` [N] int32 is -1 throughout."""
+    """(n_id, local source ids): targets first, then sources as they first appear. `scratch` [N] int32 is -1."""
     return cpu_hop.relabel(dst, src, scratch) if fast(dst) else reference.relabel(dst, src)
 
 
@@ -62,7 +62,7 @@ def hop(
     indptr: Tensor, first: Tensor, indices: Tensor, eid: Tensor | None, weight: Tensor | None, dst: Tensor, k: Tensor,
     how: str, odds: Odds, key: int, scratch: Tensor, known: bool,
 ) -> Hop:  # fmt: skip
-    """`draw` and `join` in one. Here `scratch` keeps the numbers, for the next hop to go on with (`known`): `forget`."""
+    """`draw` and `join` in one. `scratch` keeps the numbers, for the next hop to go on with (`known`); see `forget`."""
     if fast(dst):
         return cpu_hop.hop(indptr, first, indices, eid, weight, dst, k, how, odds, key, scratch, known)
     return join(dst, draw(indptr, first, indices, dst, k, how, odds, key), indices, eid, weight, scratch)
