@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import time
@@ -43,6 +44,7 @@ class Checkpoints:
             raise KindError(f"`checkpoint` must be a folder, got {folder!r}")
         self.folder, self.name, self.pace = Path(folder), name, pace(every)
         self.say = function(say, "say") or _warn
+        self.writes = True  # of several processes one alone writes
         self._wrote, self._cost = time.monotonic(), 0.0
         self._found: dict[str, Any] | None = None
 
@@ -55,6 +57,8 @@ class Checkpoints:
     def due(self, step: int, end: bool = False) -> bool:
         """Whether a state is wanted after this step, or at an epoch's `end`."""
         kind, many = self.pace
+        if not self.writes:
+            return False
         if kind == "auto":
             return time.monotonic() - self._wrote >= SHARE * self._cost
         return end or (step % many == 0 if kind == "steps" else time.monotonic() - self._wrote >= many)
@@ -105,6 +109,15 @@ class Checkpoints:
                     f"{self.folder} must hold a whole checkpoint, got {many}; without files a run begins anew"
                 )
         return self._found
+
+    def until(self, step: int) -> dict[str, Any] | None:
+        """The newest whole state of no more than so many steps."""
+        for path in reversed(self.files()):
+            with contextlib.suppress(InputError):
+                state = read(path)
+                if state["result"]["steps"] <= step:
+                    return state
+        return None
 
     def take(self) -> dict[str, Any] | None:
         """`last()`, not held on to."""
