@@ -42,6 +42,7 @@ def main(args: list[str] | None = None) -> NoReturn:
         convert,
         listing,
         partition,
+        report,
         reproduce,
         train,
         variance,
