@@ -12,7 +12,11 @@ from adahop.experiments.stats import Paired, Summary, far, paired, scores, summa
 from adahop.experiments.store import Store
 
 NOT_RUN = "not run here"
-LABELS = {"ppi_rebuilt_labels": "PPI file (rebuilt labels)"}
+LABELS = {
+    "ppi": "PPI", "ppi_rebuilt_labels": "PPI file (rebuilt labels)", "blogcatalog_attr": "BlogCatalog",
+    "flickr_small_attr": "Flickr (small)", "coauthor_physics": "Physics", "amazon_computers": "Computers",
+    "ogbn-proteins": "ogbn-proteins",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def by_dataset(found: list[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def label(dataset: str) -> str:
-    return LABELS.get(dataset, dataset.replace("_attr", "").replace("_", " ").capitalize())
+    return LABELS.get(dataset, dataset.replace("_", " ").capitalize())
 
 
 def best(found: list[Outcome]) -> Outcome | None:
