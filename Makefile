@@ -22,8 +22,8 @@ docs: $(VENV)/.ready-docs  ## build the documentation into site/, strictly
 setup: $(VENV)/.ready-test
 
 browser:  ## a Chromium for the report's test, where apt can give one; without it that test skips
-	command -v chromium google-chrome chromium-browser >/dev/null || \
-	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	@for b in chromium chromium-browser google-chrome; do command -v $$b >/dev/null && exit 0; done; \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null || \
 	echo "no Chromium: the report is not tested in a browser"
 
 # torch first and alone: a range would pull a CUDA build of gigabytes where a CPU wheel is all that is needed
