@@ -144,6 +144,8 @@ def test_runs_open_and_everything_has_a_name(visit):
 
 
 def test_print_has_the_plots_and_no_buttons(visit):
-    page = visit()
+    page = visit(scheme="dark")
     page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert page.locator("figure svg.plot").first.is_visible() and page.locator(".tools").first.is_hidden()

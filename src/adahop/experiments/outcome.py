@@ -91,13 +91,13 @@ def against(top: Outcome, other: Outcome) -> Paired | None:
     return paired(scores(top.facts), scores(other.facts))
 
 
-def said(found: list[Outcome]) -> list[str]:
+def said(found: list[Outcome], numbers: bool = True) -> list[str]:
     """The highest mean against each of the others: who is behind, and who cannot be told apart."""
     top = best(found)
     if top is None:
         return []
     others = {o.cell.name: against(top, o) for o in found if o is not top and o.ours is not None}
-    return verdicts(top.cell.name, others)
+    return verdicts(top.cell.name, others, numbers)
 
 
 def title(name: str) -> str:

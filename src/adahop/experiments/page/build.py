@@ -104,7 +104,8 @@ def _sizes(found: Found, drawn: list[figures.Figure]) -> tuple[str, str, Html]:
         "The variance is E|estimate − truth|² of the last layer's sum over |sum|², all layers drawn as in training, "
         "measured at 256 training nodes after the last step."
     )
-    parts = [tag("p", words), tag("div", plots, class_="pair"), details(rows, "Runs, settings, commands")]
+    where = [tag("h3", label(dataset)) for dataset in by_dataset(rows)]  # one, as the paper has it
+    parts = [tag("p", words), where, tag("div", plots, class_="pair"), details(rows, "Runs, settings, commands")]
     return "sample-size", EXPERIMENTS["sample-size"].title, join(parts if plots else _absent(rows))
 
 

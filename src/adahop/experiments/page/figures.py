@@ -54,11 +54,11 @@ def sample_size(found: list[Outcome]) -> list[Figure]:
             mine = [o for o in rows if o.facts is not None and o.facts["config"]["arch"] == arch and o.cell.k]
             if not mine:
                 continue
-            name = f"{label(dataset)}, {arch} GCN"
+            name = f"{arch.capitalize()} GCN"
             metric = mine[0].facts["metric"]  # type: ignore[index]
             kinds = (
                 ("score", f"test {metric}", False),
-                ("variance", "variance of the last layer's sum / |sum|²", True),
+                ("variance", "relative variance, last layer", True),
             )
             for kind, axis, log in kinds:
                 view = {"label": kind, "x": "k", "y": axis, "xlog": True, "ylog": log, "series": _over_k(mine, kind)}

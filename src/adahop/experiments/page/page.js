@@ -1,8 +1,10 @@
 "use strict";
 (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const names = [];  // a method has one colour in all plots
-  const look = (name) => {
+  const known = new Map();  // a method has one colour in all plots of a kind
+  const look = (kind, name) => {
+    const names = known.get(kind) ?? [];
+    known.set(kind, names);
     if (!names.includes(name)) names.push(name);
     const i = names.indexOf(name);
     return { color: `var(--c${i % 8})`, dash: ["", "7 4", "2 3"][Math.floor(i / 8) % 3] };
@@ -19,7 +21,7 @@
     if (text) node.textContent = text;
     return node;
   };
-  const short = (v) => v === 0 ? "0" : Math.abs(v) >= 1e4 || Math.abs(v) < 1e-3 ? v.toExponential(0) : String(+v.toPrecision(4));
+  const short = (v) => v === 0 ? "0" : Math.abs(v) >= 1e4 || Math.abs(v) < 1e-4 ? v.toExponential(0) : String(+v.toPrecision(4));
 
   // --- light and dark
   const root = document.documentElement, button = document.getElementById("theme");
@@ -78,6 +80,7 @@
       Object.assign(this, { view: i, at: null });
       this.log = { x: Boolean(view.xlog), y: Boolean(view.ylog) };
     }
+    look(name) { return look(this.spec.id.split("-")[0], name); }
     get now() { return this.spec.views[this.view]; }
     get shown() { return this.now.series.filter((s) => !this.off.has(s.name)); }
     press(text, on, act) {
@@ -99,7 +102,7 @@
       this.tools.append(this.press("none", all.every((n) => this.off.has(n)), () => all.forEach((n) => this.off.add(n))));
       this.legend.replaceChildren(...all.map((name) => {
         const b = this.press(name, !this.off.has(name), () => { this.off.has(name) ? this.off.delete(name) : this.off.add(name); });
-        const { color, dash } = look(name), swatch = svg("svg", { width: 22, height: 8, "aria-hidden": "true" });
+        const { color, dash } = this.look(name), swatch = svg("svg", { width: 22, height: 8, "aria-hidden": "true" });
         swatch.append(svg("line", { x1: 0, x2: 22, y1: 4, y2: 4, style: `stroke:${color}`, "stroke-width": 2.5, "stroke-dasharray": dash }));
         b.prepend(swatch);
         return b;
@@ -111,7 +114,8 @@
       const xs = this.shown.flatMap((s) => s.x).filter((v) => !this.log.x || v > 0);
       const ys = this.shown.flatMap((s) => s.y).filter((v) => !this.log.y || v > 0).sort((a, b) => a - b);
       if (!xs.length || !ys.length) return null;
-      let lo = ys[this.zoom ? Math.floor(ys.length * 0.2) : 0], hi = ys[ys.length - 1];
+      let lo = ys[this.zoom ? Math.floor(ys.length * 0.2) : 0], hi = Math.max(...this.shown.flatMap((s) => s.y.map((v, i) => v + s.s[i])));
+      if (!this.zoom && !this.log.y) lo = Math.min(...this.shown.flatMap((s) => s.y.map((v, i) => v - s.s[i])));
       if (lo === hi) [lo, hi] = this.log.y ? [lo / 2, hi * 2] : [lo - 0.5, hi + 0.5];
       const room = this.log.y ? (hi / lo) ** 0.05 : (hi - lo) * 0.05;
       [lo, hi] = this.log.y ? [lo / room, hi * room] : [lo - room, hi + room];
@@ -143,7 +147,7 @@
       this.svg.append(clip, lines, svg("line", { class: "cursor", y1: box.t, y2: H - box.b, x1: -9, x2: -9 }));
     }
     line(g, s, sx, sy) {
-      const { color, dash } = look(s.name);
+      const { color, dash } = this.look(s.name);
       const ok = s.x.map((x, i) => i).filter((i) => (!this.log.x || s.x[i] > 0) && (!this.log.y || s.y[i] > 0));
       const low = (i) => this.log.y ? Math.max(s.y[i] - s.s[i], s.y[i] / 10) : s.y[i] - s.s[i];
       const path = (at) => at.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
@@ -168,11 +172,12 @@
         const i = s.x.reduce((best, v, j) => Math.abs(v - x) < Math.abs(s.x[best] - x) ? j : best, 0);
         return { name: s.name, x: s.x[i], y: s.y[i], s: s.s[i] };
       });
-      const px = this.sx(near.reduce((best, p) => Math.abs(p.x - x) < Math.abs(best - x) ? p.x : best, near[0].x));
+      if (!near.length) return;
+      const nearest = near.reduce((best, p) => Math.abs(p.x - x) < Math.abs(best - x) ? p.x : best, near[0].x), px = this.sx(nearest);
       cursor.setAttribute("x1", px); cursor.setAttribute("x2", px);
       near.sort((p, q) => q.y - p.y);
-      this.tip.replaceChildren(el("b", {}, `${this.now.x} ${short(x)}`), ...near.map((p) => el("div", {},
-        el("i", { style: `background:${look(p.name).color}` }), `${p.name} ${short(p.y)}${p.s ? ` ± ${short(+p.s.toPrecision(2))}` : ""}`)));
+      this.tip.replaceChildren(el("b", {}, `${this.now.x} ${short(nearest)}`), ...near.map((p) => el("div", {},
+        el("i", { style: `background:${this.look(p.name).color}` }), `${p.name} ${short(p.y)}${p.s ? ` ± ${short(+p.s.toPrecision(2))}` : ""}`)));
       this.tip.hidden = false;
       const r = this.svg.getBoundingClientRect(), f = this.figure.getBoundingClientRect(), at = r.left - f.left + px * r.width / this.W;
       const wide = this.tip.offsetWidth, left = at + 14 + wide > f.width ? at - wide - 14 : at + 14;

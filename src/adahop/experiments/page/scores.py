@@ -43,7 +43,7 @@ def dataset_table(rows: list[Outcome]) -> Html:
     heads = ("Method", "Ours", "Runs", "Paper", "Ours − paper", "Best − this, 95 % interval")
     body = [_row(o, top, span) for o in rows]
     table = tag("table", tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads])), tag("tbody", body))
-    words = [tag("p", sentence) for sentence in said(rows)]
+    words = [tag("p", sentence) for sentence in said(rows, numbers=False)]
     how = "Differences are paired by seed; each interval (t) stands by itself." if words else None
     return tag("div", table, words, tag("p", how, class_="fine") if how else None, _far(rows), class_="cards")
 
