@@ -106,7 +106,9 @@ def environment(found: list[Outcome]) -> Html:
             made[key] = made.get(key, 0) + len(part["seeds"])
         for row in (o.times or {}).get("runs", []):
             m = row.get("machine", {})
-            words = f"{m.get('device')}, {m.get('cores')} cores, {m.get('system')}; {m.get('jobs')} runs side by side"
+            many = m.get("jobs", 1)
+            beside = "one run at a time" if many == 1 else f"{many} runs side by side"
+            words = f"{m.get('device')}, {m.get('cores')} cores, {m.get('system')}; {beside}"
             machines[words] = machines.get(words, 0) + 1
     rows = [tag("tr", tag("td", n), tag("td", who), tag("td", versions)) for (who, versions), n in made.items()]
     head = tag("tr", [tag("th", h, scope="col") for h in ("runs", "adahop", "versions")])
