@@ -40,7 +40,7 @@ def test_ours_and_the_papers(page):
     assert "cannot be told apart from" in text and "is ahead of" in text
     assert "rebuilt labels" in text and "48.4" in text and "a processor" in text
     assert "adahop reproduce table2 --datasets cora --rows gcn-bs --runs 3" in text
-    assert "adahop reproduce sample-size --datasets ppi_rebuilt_labels --rows residual-gcn-bs-k5 --runs 3" in text
+    assert "adahop reproduce sample-size --datasets ppi_rebuilt_labels --rows residual-gcn-bs-k10 --runs 3" in text
 
 
 def test_what_was_not_run_is_no_number(page):
@@ -50,6 +50,15 @@ def test_what_was_not_run_is_no_number(page):
     assert "0.85" in ours[0] and "not run here" in ours[1] and not re.search(r"\d", re.sub(r"<[^>]+>", "", ours[1]))
     ogb = page[page.index('id="ogb"') : page.index('id="regret"')]
     assert "not run here" in ogb and "0.782" in ogb  # the paper's figure alone
+
+
+def test_the_order_at_one_k(page):
+    part = page[page.index("residual GCN, k = 10") :]
+    rows = re.findall(r"<tr><th[^>]*>([^<]*)</th>(.*?)</tr>", part[: part.index("</table>")])
+    rows = rows[1:]  # the head
+    assert {name for name, _ in rows} == {"GCN-BS, residual", "LADIES, residual", "GraphSAINT, residual"}
+    assert [">0.05<" in cells for name, cells in sorted(rows)] == [True, False, True]  # a subgraph has no such variance
+    assert "Paper" not in part[: part.index("</table>")]
 
 
 def test_names_are_escaped(page):

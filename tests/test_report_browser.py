@@ -63,7 +63,7 @@ def test_everything_is_drawn(visit):
     for at in range(4):
         assert page.locator("figure").nth(at).locator("path[data-name]").count() >= 2
     assert page.locator("table.matrix").count() == 1 and "not run here" in page.locator("table.matrix").inner_text()
-    assert page.locator(".strip .paper").count() == 3 and page.locator(".strip .dot").count() == 12
+    assert page.locator("#table2 .strip .paper").count() == 3 and page.locator("#table2 .strip .dot").count() == 12
 
 
 def test_methods_can_be_toggled(visit):

@@ -11,8 +11,9 @@ from adahop.experiments.catalogue import EXPERIMENTS, PAPER
 from adahop.experiments.outcome import NOT_RUN, Outcome, by_dataset, label, outcomes
 from adahop.experiments.page import figures
 from adahop.experiments.page.details import details, environment
-from adahop.experiments.page.html import Html, join, tag
+from adahop.experiments.page.html import Html, join, tag, wide
 from adahop.experiments.page.scores import dataset_table, overview
+from adahop.experiments.page.sizes import order
 
 HERE = Path(__file__).parent
 Found = dict[str, list[Outcome]]
@@ -105,7 +106,10 @@ def _sizes(found: Found, drawn: list[figures.Figure]) -> tuple[str, str, Html]:
         "measured at 256 training nodes after the last step."
     )
     where = [tag("h3", label(dataset)) for dataset in by_dataset(rows)]  # one, as the paper has it
-    parts = [tag("p", words), where, tag("div", plots, class_="pair"), details(rows, "Runs, settings, commands")]
+    parts = [
+        *(tag("p", words), where, tag("div", plots, class_="pair")),
+        *(order(rows), details(rows, "Runs, settings, commands")),
+    ]
     return "sample-size", EXPERIMENTS["sample-size"].title, join(parts if plots else _absent(rows))
 
 
@@ -138,12 +142,7 @@ def _bars(spent: dict[str, tuple[float, float]], what: str) -> Html:
     swatches = [tag("i", class_=k) for k in ("draws", "steps")]
     heads = ("Method", "", [swatches[0], "sampling"], [swatches[1], "model"], "both")
     head = tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads]))
-    return _wide(tag("table", head, tag("tbody", body), class_="bars"), what)
-
-
-def _wide(table: Html, what: str) -> Html:
-    """A table that may be scrolled sideways, by keyboard too."""
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=what)
+    return wide(tag("table", head, tag("tbody", body), class_="bars"), what)
 
 
 def _spent(o: Outcome) -> tuple[float, float]:
@@ -183,11 +182,10 @@ def _regret(found: Found, drawn: list[figures.Figure]) -> tuple[str, str, Html]:
     ]  # fmt: skip
     table = tag("table", tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads])), tag("tbody", body))
     plots = [_figure(figure, drawn) for figure in figures.regret(rows)]
-    wide = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="The bound")
     return (
         "regret",
         EXPERIMENTS["regret"].title,
-        join(tag("p", words), plots, wide, details(rows, "Runs, settings, commands")),
+        join(tag("p", words), plots, wide(table, "The bound"), details(rows, "Runs, settings, commands")),
     )
 
 

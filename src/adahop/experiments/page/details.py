@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from adahop.experiments.outcome import NOT_RUN, Outcome
-from adahop.experiments.page.html import Html, tag
+from adahop.experiments.page.html import Html, tag, wide
 
 SHOWN = (
     "method",
@@ -76,7 +76,7 @@ def _runs(o: Outcome) -> Html | None:
         for run in runs
     ]  # fmt: skip
     table = tag("table", tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads])), tag("tbody", body))
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=f"Runs of {o.cell.name}")
+    return wide(table, f"Runs of {o.cell.name}")
 
 
 def _made(facts: dict[str, Any]) -> Html:
@@ -114,5 +114,4 @@ def environment(found: list[Outcome]) -> Html:
     head = tag("tr", [tag("th", h, scope="col") for h in ("runs", "adahop", "versions")])
     table = tag("table", tag("thead", head), tag("tbody", rows))
     items = [tag("li", f"{n} runs on {words}") for words, n in machines.items()]
-    return tag("div", tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Versions"),
-               tag("ul", items))  # fmt: skip
+    return tag("div", wide(table, "Versions"), tag("ul", items))

@@ -37,3 +37,8 @@ def join(*parts: Any) -> Html:
         elif part is not None:
             out.append(escape(str(part), quote=False))
     return Html("".join(out))
+
+
+def wide(table: Html, what: str) -> Html:
+    """A table that may be scrolled sideways, by keyboard too."""
+    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=what)

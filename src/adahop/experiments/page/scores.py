@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from adahop.experiments.outcome import NOT_RUN, Outcome, against, best, by_dataset, label, said
-from adahop.experiments.page.html import Html, tag
+from adahop.experiments.page.html import Html, tag, wide
 from adahop.experiments.stats import Paired, scores
 
+NONE = "–"
 WIDE, HIGH = 150, 18  # of the strip of runs
 
 
@@ -23,8 +25,7 @@ def overview(found: list[Outcome]) -> Html:
         for row, name in names.items()
     ]
     caption = tag("caption", "Mean test score, and below it the paper's. The best of a column is bold.")
-    return tag("div", tag("table", caption, tag("thead", head), tag("tbody", body), class_="matrix"), class_="scroll",
-               tabindex="0", role="region", aria_label="Overview table")  # fmt: skip
+    return wide(tag("table", caption, tag("thead", head), tag("tbody", body), class_="matrix"), "Overview table")
 
 
 def _small(o: Outcome | None, top: Outcome | None) -> Html:
@@ -36,40 +37,47 @@ def _small(o: Outcome | None, top: Outcome | None) -> Html:
     return tag("td", tag("span", f"{o.ours.mean:.4f}", class_="best" if o is top else None), paper)
 
 
-def dataset_table(rows: list[Outcome]) -> Html:
-    """A row a method: mean and deviation, the runs, the paper's, both differences."""
-    top = best(rows)
-    span = _span(rows)
-    heads = ("Method", "Ours", "Runs", "Paper", "Ours − paper", "Best − this, 95 % interval")
-    body = [_row(o, top, span) for o in rows]
-    table = tag("table", tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads])), tag("tbody", body))
-    words = [tag("p", sentence) for sentence in said(rows, numbers=False)]
-    how = "Differences are paired by seed; each interval (t) stands by itself." if words else None
-    return tag("div", table, words, tag("p", how, class_="fine") if how else None, _far(rows), class_="cards")
-
-
-def _row(o: Outcome, top: Outcome | None, span: tuple[float, float]) -> Html:
-    name = tag("th", o.cell.name, scope="row")
-    paper = "–" if o.paper is None else f"{o.paper[0]:.3f} ± {o.paper[1]:.3f}"
-    if o.ours is None:
-        none = tag("span", NOT_RUN, class_="absent")
-        cells = (("Ours", none), ("Runs", "–"), ("Paper", paper), ("Ours − paper", "–"), ("Best − this", "–"))
-        return tag("tr", name, [_labelled(k, v) for k, v in cells])
-    gap = "–" if o.difference is None else f"{o.difference:+.3f}"
-    mark = tag("span", " *", class_="bad" if o.unexplained else None) if o.far else None
-    full: tuple[tuple[str, Any], ...] = (
-        ("Ours", tag("span", o.ours.text(), class_="best" if o is top else None)),
-        ("Runs", strip(o, span)),
-        ("Paper", paper),
-        ("Ours − paper", [gap, mark]),
-        ("Best − this", "the best" if o is top else _paired(top, o)),
+def dataset_table(rows: list[Outcome], more: dict[str, Callable[[Outcome], str]] | None = None) -> Html:
+    """A row a method: mean and deviation, the runs, the paper's where it has any, the differences; `more` columns."""
+    top, span = best(rows), _span(rows)
+    columns: dict[str, Callable[[Outcome], Any]] = {
+        "Ours": lambda o: tag("span", o.ours.text() if o.ours else NOT_RUN, class_=_kind(o, top)),
+        "Runs": lambda o: strip(o, span) if o.ours else NONE,
+    }
+    if any(o.paper for o in rows):
+        columns["Paper"] = lambda o: f"{o.paper[0]:.3f} ± {o.paper[1]:.3f}" if o.paper else NONE
+        columns["Ours − paper"] = _gap
+    columns["Best − this, 95 % interval"] = lambda o: (
+        NONE if not o.ours else "the best" if o is top else _paired(top, o)
     )
-    return tag("tr", name, [_labelled(k, v) for k, v in full])
+    columns |= more or {}
+    body = [
+        tag("tr", tag("th", o.cell.name, scope="row"), [_labelled(head, cell(o)) for head, cell in columns.items()])
+        for o in rows
+    ]
+    heads = tag("thead", tag("tr", [tag("th", head, scope="col") for head in ("Method", *columns)]))
+    words = [tag("p", sentence) for sentence in said(rows, numbers=False)]
+    how = tag("p", "Differences are paired by seed; each interval (t) stands by itself.", class_="fine")
+    table = wide(
+        tag("table", heads, tag("tbody", body)), f"Scores on {label(rows[0].cell.dataset)}" if rows else "Scores"
+    )
+    return tag("div", table, words, how if words else None, _far(rows), class_="cards")
+
+
+def _kind(o: Outcome, top: Outcome | None) -> str | None:
+    return "absent" if o.ours is None else "best" if o is top else None
+
+
+def _gap(o: Outcome) -> Any:
+    if o.difference is None:
+        return NONE
+    mark = tag("span", " *", class_="bad" if o.unexplained else None) if o.far else None
+    return [f"{o.difference:+.3f}", mark]
 
 
 def _labelled(head: str, value: Any) -> Html:
     """A cell that says its column's head where the table is a list; empty ones are then left out."""
-    return tag("td", value, data_label=head, class_="none" if value in ("–", ["–", None]) else None)
+    return tag("td", value, data_label=head, class_="none" if value == NONE else None)
 
 
 def _paired(top: Outcome | None, o: Outcome) -> Any:
