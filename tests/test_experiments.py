@@ -15,15 +15,19 @@ import pytest
 
 from adahop import cli
 from adahop.checks import InputError
+from adahop.datasets import load
 from adahop.experiments import made, plain
 from adahop.experiments.catalogue import EXPERIMENTS, PAPER, cells_of, printed
-from adahop.experiments.cells import parse, read_cells
+from adahop.experiments.cells import Cell, parse, read_cells
 from adahop.experiments.find import find, roots
 from adahop.experiments.grid import best, points
 from adahop.experiments.measure import MEASURES
 from adahop.experiments.outcome import outcomes
+from adahop.experiments.plan import Job
 from adahop.experiments.regret import CONSTANT, regret
+from adahop.experiments.schedule import Board
 from adahop.experiments.store import Store
+from adahop.experiments.work import Piece
 
 RUNS = Path(__file__).parent.parent / "runs"
 FILES = sorted(RUNS.glob("*/*/*.yaml"))
@@ -334,3 +338,36 @@ def test_every_experiment_has_a_name_for_the_command(run):
     assert code == 0 and all(name in out for name in EXPERIMENTS)
     code, _, err = run("reproduce", "table9")
     assert code == 2 and "did you mean 'table" in err
+
+
+@pytest.mark.parametrize("method", ["adahop", "ladies", "graphsaint"])
+def test_every_measure_measures(tmp_path, method):
+    path = tmp_path / "sample-size" / "digits" / "residual-x.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"name: X\nmethod: {method}\nhidden: 8\nepochs: 1\nks: [3]\nper_k: [9, 9]\n")
+    (cell,) = parse(path)
+    data, config = load("digits"), cell.config()
+    assert config.sizes == (27, 27) and cell.row == "residual-x-k3"
+    found, spent = MEASURES["sample-size"](cell, data, config, 0)
+    layers = [row["layer"] for row in found.get("layers", [])]
+    assert layers == ([] if method == "graphsaint" else [1, 2]) and len(spent["training"]) == 1
+    found, spent = MEASURES["timing"](cell, data, config, 0)
+    assert found["steps"] > 0 and len(spent["sampling"]) == len(spent["model"]) == found["epochs"]
+    assert MEASURES["scores"](cell, data, config, 3)[0] == MEASURES["scores"](cell, data, config, 3)[0]
+
+
+def test_the_board_counts(tmp_path):
+    jobs = []
+    for row, dataset, left in (("a", "one", 0), ("b", "one", 2), ("c", "two", 4)):
+        cell = Cell("table2", dataset, row, row, {})
+        jobs.append(Job(cell, list(range(left)), False, waiting=[Piece(cell, seed) for seed in range(left)]))
+    jobs.append(Job(Cell("table2", "reddit", "d", "d", {}), [0, 1], False, reason="the data is not here"))
+    board = Board(jobs, workers=2)
+    assert board.line() == "1 cells done, 0 running, 2 left"
+    piece = jobs[1].waiting.pop()
+    jobs[1].out, board.running[id(piece)] = 1, (jobs[1], piece, 0.0)
+    board.spent = {"one": [60.0]}
+    assert board.line() == "1 cells done, 1 running, 1 left, about 3 min still needed"  # (2 + 4) minutes, two at a time
+    board.spent["two"] = [120.0]
+    assert board.line().endswith("about 5 min still needed")
+    assert board.table().row_count == 1

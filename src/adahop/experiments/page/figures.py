@@ -78,7 +78,7 @@ def _over_k(rows: list[Outcome], kind: str) -> list[dict[str, Any]]:
         else:
             values = [run["layers"][-1]["relative"] for run in runs if run.get("layers")]
         if values:
-            lines.setdefault(o.cell.name.split(",")[0], {})[o.cell.k] = values
+            lines.setdefault(o.cell.name, {})[o.cell.k] = values
     return [_series(name, list(sorted(at)), [at[k] for k in sorted(at)]) for name, at in lines.items()]
 
 

@@ -125,7 +125,7 @@
     }
     draw() {
       const W = Math.max(280, this.drawn = this.figure.clientWidth - 34), H = Math.round(Math.min(400, Math.max(250, W * 0.5)));
-      const box = { l: 56, r: 12, t: 10, b: 44 };
+      const box = { l: 64, r: 12, t: 10, b: 44 };
       this.svg.replaceChildren();
       this.svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
       const d = this.domain();
@@ -141,7 +141,7 @@
       this.svg.append(svg("text", { x: (box.l + W - box.r) / 2, y: H - 6, "text-anchor": "middle" }, this.now.x),
         svg("text", { x: 12, y: (H - box.b) / 2, transform: `rotate(-90 12 ${(H - box.b) / 2})`, "text-anchor": "middle" }, this.now.y));
       const id = `clip-${this.spec.id}`, clip = svg("clipPath", { id });
-      clip.append(svg("rect", { x: box.l, y: box.t, width: W - box.l - box.r, height: H - box.t - box.b }));
+      clip.append(svg("rect", { x: box.l - 4, y: box.t, width: W - box.l - box.r + 8, height: H - box.t - box.b }));
       const lines = svg("g", { "clip-path": `url(#${id})` });
       for (const s of this.shown) this.line(lines, s, sx, sy);
       this.svg.append(clip, lines, svg("line", { class: "cursor", y1: box.t, y2: H - box.b, x1: -9, x2: -9 }));
