@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_block
+from adahop.ops import cpu_bandit, cpu_block
 from adahop.ops.threads import over
+
+NOWHERE, NO_SUMS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 class GatherSum(torch.autograd.Function):
@@ -51,10 +53,26 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     return out
 
 
-def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch) -> None:
-    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, log_weight)]
-    n = dst.numel()
-    if cpu_block.repeated(args[0], scratch.numpy()):  # two rows of one node: one writer, in order
-        cpu_block.add_log_weights(0, n, *args)
+def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
+    start, sums = (NOWHERE, NO_SUMS) if tree is None else (t.numpy() for t in tree)
+    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, weight)]
+    alone = not cpu_block.repeated(args[0], scratch.numpy())  # two rows of one node: one writer, in order
+    spread(cpu_bandit.grow, alone, *args, start, sums)
+
+
+def spread(kernel, alone: bool, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
+    if alone:
+        over(kernel, len(dst), dst, ptr, *given, work=ptr)
     else:
-        over(cpu_block.add_log_weights, n, *args, work=args[1])
+        kernel(0, len(dst), dst, ptr, *given)
+
+
+def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
+    start, sums = (NOWHERE, NO_SUMS) if tree is None else (t.numpy() for t in tree)
+    of, at, places, q, times, r, a, b, means, seen, w = (
+        t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, weight)
+    )
+    alone = not cpu_block.repeated(of, scratch.numpy())
+    gain = np.empty(len(r), np.float32)
+    spread(cpu_bandit.gains, alone, of, at, q, times, r, a, b, means, seen, rule, gain)
+    spread(cpu_bandit.grow, alone, of, at, places, gain, a, b, w, start, sums)
