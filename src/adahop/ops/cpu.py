@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from adahop.ops import cpu_bandit, cpu_block
+from adahop.ops.kinds import Tree
 from adahop.ops.threads import over
-
-NOWHERE, NO_SUMS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 class GatherSum(torch.autograd.Function):
@@ -54,25 +53,24 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
 
 
 def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
-    start, sums = (NOWHERE, NO_SUMS) if tree is None else (t.numpy() for t in tree)
     args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, weight)]
-    alone = not cpu_block.repeated(args[0], scratch.numpy())  # two rows of one node: one writer, in order
-    spread(cpu_bandit.grow, alone, *args, start, sums)
-
-
-def spread(kernel, alone: bool, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
-    if alone:
-        over(kernel, len(dst), dst, ptr, *given, work=ptr)
-    else:
-        kernel(0, len(dst), dst, ptr, *given)
+    _spread(cpu_bandit.grow, scratch, *args, *_sums(tree, first))
 
 
 def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
-    start, sums = (NOWHERE, NO_SUMS) if tree is None else (t.numpy() for t in tree)
-    of, at, places, q, times, r, a, b, means, seen, w = (
-        t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, weight)
-    )
-    alone = not cpu_block.repeated(of, scratch.numpy())
-    gain = np.empty(len(r), np.float32)
-    spread(cpu_bandit.gains, alone, of, at, q, times, r, a, b, means, seen, rule, gain)
-    spread(cpu_bandit.grow, alone, of, at, places, gain, a, b, w, start, sums)
+    args = [t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits)]
+    gain = np.empty(reward.numel(), np.float32)
+    _spread(cpu_bandit.exp3, scratch, *args, rule, gain, weight.numpy(), *_sums(tree, first))
+
+
+def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    if tree is None:
+        return np.full(first.numel(), -1, np.int32), np.empty(0, np.float32)
+    return tree.start.numpy(), tree.sums.numpy()
+
+
+def _spread(kernel, scratch: Tensor, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
+    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, in order
+        kernel(0, len(dst), dst, ptr, *given)
+    else:
+        over(kernel, len(dst), dst, ptr, *given, work=ptr)
