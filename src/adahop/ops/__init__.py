@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from adahop.ops import cpu, cpu_hop, random, reference
-from adahop.ops.kinds import DRAWS, Drawn, Hop, Odds
+from adahop.ops.kinds import DRAWS, Drawn, Hop, Odds, Tree
 from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Drawn", "Hop", "Odds", "add_log_weights", "draw", "forget", "full_sum", "gather_sum", "get_threads",
-    "hop", "join", "large_pages", "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads",
+    "DRAWS", "Drawn", "Hop", "Odds", "Tree", "draw", "exp3", "forget", "full_sum", "gather_sum", "get_threads",
+    "grow", "hop",
+    "join", "large_pages", "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads",
     "threads",
 ]  # fmt: skip
 
@@ -43,7 +44,7 @@ def draw(
 
 
 def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """(n_id, local source ids): targets first, then sources as they first appear. `scratch` [N] int32 is -1."""
+    """(n_id, local source ids): targets first, then sources as they appear. `scratch` [N] int32 is -1 throughout."""
     return cpu_hop.relabel(dst, src, scratch) if fast(dst) else reference.relabel(dst, src)
 
 
@@ -62,7 +63,7 @@ def hop(
     indptr: Tensor, first: Tensor, indices: Tensor, eid: Tensor | None, weight: Tensor | None, dst: Tensor, k: Tensor,
     how: str, odds: Odds, key: int, scratch: Tensor, known: bool,
 ) -> Hop:  # fmt: skip
-    """`draw` and `join` in one. `scratch` keeps the numbers, for the next hop to go on with (`known`); see `forget`."""
+    """`draw` and `join` in one. `scratch` keeps the numbers, for the next hop to go on with (`known`): see `forget`."""
     if fast(dst):
         return cpu_hop.hop(indptr, first, indices, eid, weight, dst, k, how, odds, key, scratch, known)
     return join(dst, draw(indptr, first, indices, dst, k, how, odds, key), indices, eid, weight, scratch)
@@ -93,9 +94,14 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     return reference.full_sum(h, indptr, indices, weight, nodes)
 
 
-def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch) -> None:
-    """log_weight[pos] += gain in place, kept within float32's reach (only differences within a segment matter)."""
+def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
+    """weight[pos] *= exp(gain) in place, kept within float32's reach (only ratios within a segment matter)."""
     if fast(dst):
-        cpu.add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch)
+        cpu.grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch)
     else:
-        reference.add_log_weights(dst, pos, gain, first, indptr, log_weight)
+        reference.grow(dst, pos, gain, first, indptr, weight)
+
+
+def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
+    """EXP3's update in one pass, on the CPU: rule = (reward times k, paper's step, step, eta, horizon, memory)."""
+    cpu.exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch)

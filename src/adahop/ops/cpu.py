@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_block
+from adahop.ops import cpu_bandit, cpu_block
+from adahop.ops.kinds import Tree
 from adahop.ops.threads import over
 
 
@@ -51,10 +52,25 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     return out
 
 
-def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch) -> None:
-    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, log_weight)]
-    n = dst.numel()
-    if cpu_block.repeated(args[0], scratch.numpy()):  # two rows of one node: one writer, in order
-        cpu_block.add_log_weights(0, n, *args)
+def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
+    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, weight)]
+    _spread(cpu_bandit.grow, scratch, *args, *_sums(tree, first))
+
+
+def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
+    args = [t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits)]
+    gain = np.empty(reward.numel(), np.float32)
+    _spread(cpu_bandit.exp3, scratch, *args, rule, gain, weight.numpy(), *_sums(tree, first))
+
+
+def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    if tree is None:
+        return np.full(first.numel(), -1, np.int32), np.empty(0, np.float32)
+    return tree.start.numpy(), tree.sums.numpy()
+
+
+def _spread(kernel, scratch: Tensor, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
+    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, in order
+        kernel(0, len(dst), dst, ptr, *given)
     else:
-        over(cpu_block.add_log_weights, n, *args, work=args[1])
+        over(kernel, len(dst), dst, ptr, *given, work=ptr)

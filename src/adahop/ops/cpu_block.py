@@ -1,11 +1,10 @@
-"""Relabelling, the weighted sum of messages, and policy updates on the CPU."""
+"""Numbering the nodes of a block, and the weighted sum of its messages, on the CPU."""
 
 from __future__ import annotations
 
 import numba as nb
 import numpy as np
 
-from adahop.ops.kinds import HIGH, LOW, SPAN
 from adahop.ops.prefetch import prefetch_write
 
 AHEAD = 24  # edges
@@ -111,24 +110,6 @@ def transpose(src, dst, coef, ptr, out_dst, out_coef):
         out_dst[o] = dst[e]
         for a in range(coef.shape[1]):
             out_coef[o, a] = coef[e, a]
-
-
-@nb.njit(nogil=True, cache=True)
-def add_log_weights(lo, hi, dst, ptr, pos, gain, first, indptr, log_weight):
-    """log_weight[pos] += gain, a target at a time; a segment that left [LOW, HIGH] is centred again."""
-    for t in range(lo, hi):
-        out = False
-        for e in range(ptr[t], ptr[t + 1]):
-            x = log_weight[pos[e]] + gain[e]
-            log_weight[pos[e]] = x
-            out = out or x > HIGH or x < LOW
-        if out:
-            v = dst[t]
-            top = -np.inf
-            for j in range(first[v], indptr[v + 1]):
-                top = max(top, log_weight[j])
-            for j in range(first[v], indptr[v + 1]):
-                log_weight[j] = max(log_weight[j] - top, -SPAN)
 
 
 @nb.njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ from adahop.ops.random import draw_below, draw_unit
 MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
 UNIFORM, EDGE, EDGE_LOG = 0, 1, 2  # how the odds of an edge are given
 SHUFFLE = 1 << 32  # counters for shuffling, away from those for drawing
+_ONE, _LAST = np.uint64(1), np.uint64(63)
 FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
 
 
@@ -133,18 +134,20 @@ def depround(p, n, k, stream, out):
 
 @nb.njit(nogil=True, cache=True)
 def floyd(n, k, stream, out):
-    """A uniform k-subset of n, in k steps; `out` has room for 16 more, so that 16 are compared at once."""
-    for s in range(0, k, 16):
-        for b in range(16):
-            out[s + b] = -1
+    """A uniform k-subset of n, in k steps; a mask of 64 bits tells most newcomers without a search."""
+    seen = np.uint64(0)
     for s in range(k):
         j = n - k + s
         r = draw_below(stream, s, j + 1)
-        twice = False
-        for c in range(0, s, 16):
-            for b in range(16):
-                twice |= out[c + b] == r
-        out[s] = j if twice else r
+        bit = _ONE << (np.uint64(r) & _LAST)
+        if seen & bit:
+            for b in range(s):
+                if out[b] == r:
+                    r = j
+                    break
+            bit = _ONE << (np.uint64(r) & _LAST)
+        seen |= bit
+        out[s] = r
 
 
 @nb.njit(nogil=True, cache=True)

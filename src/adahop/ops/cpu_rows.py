@@ -76,7 +76,7 @@ def uniform_rows(lo, hi, dst, where, ptr, ks, how, key, drawn):
     """Fill targets lo..hi, all neighbours alike."""
     start, size, loops = where
     pos, prob, scale = drawn
-    out = np.empty(max(min(ks.max(), size[lo:hi].max()), 0) + 16 if hi > lo else 16, np.int64)
+    out = np.empty(max(min(ks.max(), size[lo:hi].max()), 1) if hi > lo else 1, np.int64)
     for t in range(lo, hi):
         a, n, o = start[t], size[t], ptr[t]
         k = ks[t] if ks.shape[0] > 1 else ks[0]
