@@ -26,7 +26,7 @@ class KindError(InputError, TypeError):
 def one_of(value: Any, known: Iterable[str], what: str) -> str:
     """`value` if it is known, else an error that names the nearest known word."""
     words = list(known)
-    if value in words:
+    if isinstance(value, str) and value in words:
         return value
     near = difflib.get_close_matches(str(value).lower(), words, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -44,12 +44,40 @@ def count(value: Any, low: int, what: str) -> int:
     """A whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise InputError(f"`{what}` must be a whole number of at least {low}, got {value!r}")
+    if value >= 2**63:
+        raise InputError(f"`{what}` must be below 2^63, got {value}")
     return int(value)
 
 
 def flag(value: Any, what: str) -> bool:
-    if not isinstance(value, bool):
+    """True or False, numpy's too."""
+    if not isinstance(value, bool | np.bool_):
         raise InputError(f"`{what}` must be true or false, got {value!r}")
+    return bool(value)
+
+
+def function(value: Any, what: str) -> Any:
+    """Something that can be called, or None."""
+    if value is not None and not callable(value):
+        raise KindError(f"`{what}` must be a function, got {type(value).__name__}")
+    return value
+
+
+def device_of(value: Any, what: str = "device") -> torch.device:
+    """A device that torch knows and this machine has."""
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except Exception:  # torch has many kinds for it
+        raise InputError(f"`{what}` must be a device of this machine, like cpu or cuda, got {value!r}") from None
+    return device
+
+
+def fields(value: Any, names: Iterable[str], what: str) -> Any:
+    """An object with these attributes, none of them None."""
+    lacking = [name for name in names if getattr(value, name, None) is None]
+    if lacking:
+        raise KindError(f"`{what}` must have {', '.join(lacking)}, got {type(value).__name__} without")
     return value
 
 

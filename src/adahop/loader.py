@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from adahop.block import Block
-from adahop.checks import InputError, count, node_ids
+from adahop.checks import InputError, KindError, count, node_ids, flag
 from adahop.samplers import Sampler
 
 
@@ -37,12 +37,14 @@ class Loader:
         shuffle: bool = True,
         prefetch: int = 0,
     ):
+        if not isinstance(sampler, Sampler):
+            raise KindError(f"`sampler` must be a sampler of adahop, got {type(sampler).__name__}")
         n = sampler.graph.num_nodes
         self.x, self.y = getattr(data, "x", None), getattr(data, "y", None)
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
-        self.sampler, self.shuffle = sampler, shuffle
+        self.sampler, self.shuffle = sampler, flag(shuffle, "shuffle")
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
@@ -111,6 +113,8 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there; load the sampler's state as well."""
+        if not isinstance(state, dict) or state.keys() != {"taken", "ahead", "pending"}:
+            raise KindError(f"`state` must be the `state_dict` of a Loader, got {type(state).__name__}")
         device = self.sampler.graph.device
         ahead = [_blocks(blocks, device) for blocks in state["ahead"]]
         pending = [(_blocks(blocks, device), [e.to(device) for e in energy]) for blocks, energy in state["pending"]]

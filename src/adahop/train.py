@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adahop import models
 from adahop.checkpoint import Checkpoints, agree
-from adahop.checks import one_of
+from adahop.checks import KindError, count, fields, function, one_of
 from adahop.config import Config
 from adahop.mapped import on_disk
 from adahop.metrics import METRICS, criterion, score
@@ -69,8 +69,14 @@ def fit(
     """
     for name in options:
         one_of(name, Config.__dataclass_fields__, "option")
+    if not isinstance(config, Config | None):
+        raise KindError(f"`config` must be a Config, got {type(config).__name__}")
     config = replace(config or Config(), **options)
+    fields(data, ("graph", "x", "y", "classes", "metric", "train_mask", "val_mask", "test_mask"), "data")
     one_of(data.metric, METRICS, "metric")
+    count(seed, 0, "seed")
+    for f, what in ((on_epoch, "on_epoch"), (on_step, "on_step"), (probe, "probe")):
+        function(f, what)
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
