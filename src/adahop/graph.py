@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError, KindError, as_tensor, count, device_of, edge_weights, in_range, one_of, flag, whole
+from adahop.checks import (
+    InputError,
+    KindError,
+    as_tensor,
+    count,
+    device_of,
+    edge_weights,
+    flag,
+    in_range,
+    one_of,
+    whole,
+)
 
 
 class Graph:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from adahop.block import Block
-from adahop.checks import InputError, KindError, count, node_ids, flag
+from adahop.checks import InputError, KindError, count, flag, node_ids
 from adahop.samplers import Sampler
 
 
