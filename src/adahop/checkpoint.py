@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError, KindError
+from adahop.checks import InputError, KindError, function
 from adahop.records import write_whole
 
 MARK = b"adahop checkpoint 1\n"  # the end of every file; before it stand the checksum and what torch saved
@@ -42,7 +42,7 @@ class Checkpoints:
         if not isinstance(folder, str | Path) or not str(folder):
             raise KindError(f"`checkpoint` must be a folder, got {folder!r}")
         self.folder, self.name, self.pace = Path(folder), name, pace(every)
-        self.say = say or (lambda sentence: warnings.warn(sentence, stacklevel=2))
+        self.say = function(say, "say") or _warn
         self._wrote, self._cost = time.monotonic(), 0.0
         self._found: dict[str, Any] | None = None
 
@@ -110,6 +110,10 @@ class Checkpoints:
         """`last()`, not held on to."""
         state, self._found = self.last(), None
         return state
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=2)
 
 
 def pace(every: Any) -> tuple[str, float]:

@@ -56,6 +56,13 @@ def flag(value: Any, what: str) -> bool:
     return bool(value)
 
 
+def of_kind(value: Any, kind: type, what: str) -> Any:
+    """An instance of a class."""
+    if not isinstance(value, kind):
+        raise KindError(f"`{what}` must be a {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
 def function(value: Any, what: str) -> Any:
     """Something that can be called, or None."""
     if value is not None and not callable(value):

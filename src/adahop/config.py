@@ -53,7 +53,7 @@ class Config:
         between(self.average, 0.0, 0.9999, "average")
         if self.estimator is not None:
             one_of(self.estimator, ESTIMATORS, "estimator")
-        one_of(self.device.split(":")[0], ("cpu", "cuda"), "device")
+        one_of(str(self.device).split(":")[0], ("cpu", "cuda"), "device")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
 

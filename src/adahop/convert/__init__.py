@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from adahop.checks import InputError, count, one_of
+from adahop.checks import InputError, KindError, count, flag, one_of
 from adahop.convert.mapped import check_folder, is_npz, to_folder
 from adahop.convert.parts import PARTS, Ids, read_splits
 from adahop.convert.sources import Raw, from_ogb, from_saved, from_tables
@@ -48,7 +48,12 @@ def convert(
     written whole or not at all. `mmap` writes a folder instead, whose arrays `load` maps instead of reading them, with
     the features prepared as "auto" says; `source` may then be a .npz, too.
     """
+    for path in (out, *(source if isinstance(source, Sequence) and not isinstance(source, str) else [source])):
+        if not isinstance(path, str | Path):
+            raise KindError(f"`source` and `out` must be paths, got {type(path).__name__}")
     out = Path(out)
+    flag(undirected, "undirected")
+    flag(mmap, "mmap")
     if mmap:
         check_folder(out)
         if is_npz(source):

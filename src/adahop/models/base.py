@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
-from adahop.checks import InputError, between, count, one_of
+from adahop.checks import InputError, between, count, of_kind, one_of
 from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
@@ -96,7 +96,7 @@ class GNN(nn.Module):
         super().__init__()
         self.arch = one_of(arch, ("plain", "residual"), "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
-        name = activation or ("tanh" if arch == "residual" else self.activation)
+        name = activation if activation is not None else ("tanh" if arch == "residual" else self.activation)
         self.bend = ACTIVATIONS[one_of(name, ACTIVATIONS, "activation")]
         inputs, hidden, outputs = (
             count(v, 1, w) for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
@@ -175,6 +175,7 @@ class GNN(nn.Module):
 
         Dropout then comes after the sum instead of before it: a dropped input would be noise the memory cannot know.
         """
+        self._fits(graph, x)
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
@@ -200,6 +201,7 @@ class GNN(nn.Module):
 
         Snapshots are taken on the way: the pass that evaluates a model also renews its memory.
         """
+        self._fits(graph, x, count(edges, 0, "edges"))
         was, _ = self.training, self.eval()
         self.whole = True
         try:
@@ -228,6 +230,11 @@ class GNN(nn.Module):
             for conv in self.layers():
                 conv.ready = None
             self.train(was)
+
+    def _fits(self, graph: Graph, x: Tensor, *_: Any) -> None:
+        of_kind(graph, Graph, "graph")
+        if of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point():
+            raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None or len(x) == 0:

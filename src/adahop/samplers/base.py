@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adahop import ops
 from adahop.block import Block, expand
-from adahop.checks import InputError, KindError, as_tensor, count, node_ids
+from adahop.checks import InputError, KindError, as_tensor, count, flag, node_ids
 from adahop.graph import Graph
 from adahop.ops import random
 
@@ -45,7 +45,7 @@ class Sampler(nn.Module):
         """The nodes in batches, in an order that the seed and the number of the epoch alone decide."""
         nodes = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
         size = count(batch_size, 1, "batch_size")
-        if shuffle:
+        if flag(shuffle, "shuffle"):
             nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
         yield from nodes.split(size) if nodes.numel() else ()
@@ -64,6 +64,12 @@ class Sampler(nn.Module):
 
     def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
         """Learn from one number an edge of each block: the squared norm of its message."""
+        if not all(isinstance(given, list | tuple) for given in (blocks, energy)) or not all(
+            isinstance(b, Block) for b in blocks
+        ):
+            raise KindError(
+                f"`blocks` and `energy` must be lists, got {type(blocks).__name__}, {type(energy).__name__}"
+            )
         if len(energy) != len(blocks):
             raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
         given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
