@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 class InputError(ValueError):
-    """Something a user passed in cannot be used; the message says what must hold."""
+    """Something a user passed in cannot be used; the message says what must hold, on one line."""
+
+    def __init__(self, sentence: str = ""):
+        super().__init__(" ".join(str(sentence).split()))  # a tensor's repr has many
 
 
 class IdError(InputError, IndexError):

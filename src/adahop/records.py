@@ -73,6 +73,7 @@ class Records:
             probe = self.folder / f".probe.{os.getpid()}"
             probe.touch()
             probe.unlink()
+            sweep(self.folder)
         except OSError as e:
             raise InputError(f"`out` must be a folder that can be written, got {folder} ({e.strerror})") from None
 

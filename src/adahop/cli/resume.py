@@ -37,7 +37,6 @@ class Kept:
             raise InputError(
                 f"{self.folder / 'config.json'} must hold the settings of `adahop train`, got {type(e).__name__}: {e}"
             ) from None
-        sweep(self.folder)
         sweep(self.folder / CHECKPOINTS)
 
     def agrees(self, context: typer.Context) -> None:
