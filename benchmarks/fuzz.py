@@ -3,9 +3,9 @@
     python benchmarks/fuzz.py --refused 1000 --out benchmarks/results/fuzz.json
 
 Every kind of file that the library reads is made small, then cut, changed, mixed or replaced, at random from a seed.
-The reading happens in a process of its own with a limit on its memory, so that a crash would be seen and counted. A damaged
-file may still be a valid one (another digit in a table): those are counted apart and more are made, until as many as
-asked were refused.
+The reading happens in a process of its own with a limit on its memory, so that a crash would be seen and counted. A
+damaged file may still be a valid one (another digit in a table): those are counted apart and more are made, until as
+many as asked were refused.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
-from adahop.checks import InputError, between, count, of_kind, one_of
+from adahop.checks import InputError, between, count, of_kind, one_of, room_for
 from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
@@ -180,7 +180,8 @@ class GNN(nn.Module):
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
         heads = getattr(self.convs[0], "heads", 1)
-        self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
+        with room_for(f"the memory of estimator '{estimator}'"):
+            self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
         if any(m.draws for m in self.memories.values()):
             self._passing = False
             self.inference(graph, x)
@@ -196,6 +197,7 @@ class GNN(nn.Module):
     # --- the whole graph -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @room_for("a pass over every node")
     def inference(self, graph: Graph, x: Tensor, edges: int = 0) -> Tensor:
         """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
