@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
-from adahop.checks import InputError, between, count, of_kind, one_of, room_for
+from adahop.checks import InputError, between, count, one_of, room_for
 from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
-from adahop.models.whole import Rows, full_block, node_chunks
+from adahop.models.whole import Rows, check_whole, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -175,7 +175,7 @@ class GNN(nn.Module):
 
         Dropout then comes after the sum instead of before it: a dropped input would be noise the memory cannot know.
         """
-        self._fits(graph, x)
+        check_whole(graph, x)
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
@@ -203,7 +203,7 @@ class GNN(nn.Module):
 
         Snapshots are taken on the way: the pass that evaluates a model also renews its memory.
         """
-        self._fits(graph, x, count(edges, 0, "edges"))
+        check_whole(graph, x, edges)
         was, _ = self.training, self.eval()
         self.whole = True
         try:
@@ -232,11 +232,6 @@ class GNN(nn.Module):
             for conv in self.layers():
                 conv.ready = None
             self.train(was)
-
-    def _fits(self, graph: Graph, x: Tensor, *_: Any) -> None:
-        of_kind(graph, Graph, "graph")
-        if of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point():
-            raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None or len(x) == 0:
