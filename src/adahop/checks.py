@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,36 @@ class IdError(InputError, IndexError):
 
 class KindError(InputError, TypeError):
     """A value is of the wrong type or dtype."""
+
+
+class RoomError(InputError, MemoryError):
+    """There is not enough memory; the message says for what, and how much."""
+
+
+@contextlib.contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Within, running out of memory says what needed how much."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, RoomError) or not no_room(e):
+            raise
+        found = AMOUNT.search(str(e))
+        amount = "more memory" if found is None else f"{_gib(*found.groups()):.3g} GiB more"
+        raise RoomError(f"{what} must have room: it needs {amount}, got an allocation that failed") from None
+
+
+def no_room(e: BaseException) -> bool:
+    """Whether an error says that memory ran out; torch says RuntimeError for it, on any device."""
+    words = ("out of memory", "can't allocate memory", "Unable to allocate")
+    return isinstance(e, MemoryError) or any(s in str(e) for s in words)
+
+
+AMOUNT = re.compile(r"allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB|PiB|EiB)")
+
+
+def _gib(number: str, unit: str) -> float:
+    return float(number) * {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}.get(unit, 2**50) / 2**30
 
 
 def one_of(value: Any, known: Iterable[str], what: str) -> str:

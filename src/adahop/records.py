@@ -49,7 +49,7 @@ def sweep(folder: Path) -> None:
     for part in [*folder.glob(".*.part"), *folder.glob(".probe.*")]:
         pid = part.name.removesuffix(".part").rpartition(".")[2]
         if pid.isdigit() and not _alive(int(pid)):
-            part.unlink(missing_ok=True)
+            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:

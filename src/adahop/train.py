@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adahop import models
 from adahop.checkpoint import Checkpoints, agree
-from adahop.checks import KindError, count, fields, function, one_of
+from adahop.checks import count, fields, function, of_kind, one_of, room_for
 from adahop.config import Config
 from adahop.distributed import Alone
 from adahop.mapped import on_disk
@@ -75,20 +75,22 @@ def fit(
     """
     for name in options:
         one_of(name, Config.__dataclass_fields__, "option")
-    if not isinstance(config, Config | None):
-        raise KindError(f"`config` must be a Config, got {type(config).__name__}")
-    config = replace(config or Config(), **options)
-    fields(data, ("graph", "x", "y", "classes", "metric", "train_mask", "val_mask", "test_mask"), "data")
-    one_of(data.metric, METRICS, "metric")
-    count(seed, 0, "seed")
-    for f, what in ((on_epoch, "on_epoch"), (on_step, "on_step"), (probe, "probe")):
-        function(f, what)
+    config = replace(Config() if config is None else of_kind(config, Config, "config"), **options)
+    _check(data, seed, on_epoch=on_epoch, on_step=on_step, probe=probe)
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         run = Run(data, config, seed)
         kept = None if checkpoint is None else Kept(run, Checkpoints.of(checkpoint))
         return _go(run, on_epoch or (lambda row: None), _after(on_step, probe, kept), kept)
+
+
+def _check(data: Any, seed: int, **functions: Any) -> None:
+    fields(data, ("graph", "x", "y", "classes", "metric", "train_mask", "val_mask", "test_mask"), "data")
+    one_of(data.metric, METRICS, "metric")
+    count(seed, 0, "seed")
+    for what, f in functions.items():
+        function(f, what)
 
 
 class Kept:
@@ -130,7 +132,7 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
     """Epoch after epoch until the run is over."""
     while not run.over():
         _epoch(run, after)
-        with run.average.worn(), on_disk(run.config.state):
+        with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
             row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
         on_epoch(row)
         if kept is not None:
@@ -141,9 +143,10 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
 def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
     run.clock(True)
-    for batch in run.team.batches(run.loader):
-        loss = train_step(run.net, run.sampler, run.optimizer, batch)
-        run.team.settle()
-        run.moved(loss, batch.stands_for)
-        after(run)
+    with room_for(f"a step of {run.config.batch_size} nodes with sizes {list(run.config.sizes)}"):
+        for batch in run.team.batches(run.loader):
+            loss = train_step(run.net, run.sampler, run.optimizer, batch)
+            run.team.settle()
+            run.moved(loss, batch.stands_for)
+            after(run)
     run.clock(False)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from adahop.bench import sampling as side_by_side
 from adahop.bench import show
-from adahop.checks import InputError
+from adahop.checks import InputError, between, device_of
 from adahop.cli import app, numbers
 from adahop.cli.train import option
 from adahop.records import Records
@@ -42,7 +42,7 @@ def sampling(
     """Edges drawn and relabelled a second, and the ratio to every peer that can be imported."""
     plan = side_by_side.Plan(
         graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
-        words(peers, "peers"), rounds, seconds, device,
+        words(peers, "peers"), rounds, between(seconds, 0.0, 3600.0, "seconds"), str(device_of(device)),
     )  # fmt: skip
     if not plan.methods:
         raise InputError(f"`methods` must be names with commas between, like graphsage,bs, got '{methods}'")

@@ -59,11 +59,7 @@ def variance(
     ([1, 2], True)
     """
     check(model, sampler)
-    fields(data, ("x", "y", "train_mask"), "data")
-    count(seed, 0, "seed")
-    for word in of_kind(against, tuple, "against"):
-        one_of(word, ("uniform", "oracle"), "against")
-    flag(gradient, "gradient")
+    _wanted(data, seed, against, gradient)
     graph = sampler.graph if graph is None else of_kind(graph, Graph, "graph")
     nodes = probe_nodes(data, 256, seed) if nodes is None else nodes
     with frozen(model):
@@ -83,6 +79,14 @@ def check(model: Any, sampler: Any) -> None:
     if isinstance(sampler, SubgraphSampler):
         kind = type(sampler).__name__
         raise InputError(f"`sampler` must be node-wise or layer-wise, got {kind}, which draws subgraphs and no sums")
+
+
+def _wanted(data: Any, seed: int, against: Any, gradient: Any) -> None:
+    fields(data, ("x", "y", "train_mask"), "data")
+    count(seed, 0, "seed")
+    for word in of_kind(against, tuple, "against"):
+        one_of(word, ("uniform", "oracle"), "against")
+    flag(gradient, "gradient")
 
 
 def probe_nodes(data: Any, many: int, seed: int = 0) -> Tensor:
@@ -156,8 +160,7 @@ class Probe:
         gradient: bool = False,
         write: Callable[[dict[str, Any]], None] | None = None,
     ):
-        fields(data, ("x", "y", "train_mask"), "data")
-        count(seed, 0, "seed")
+        _wanted(data, seed, against, gradient)
         try:
             self.data, self.every, self.at = data, count(every, 0, "every"), frozenset(at)
         except TypeError:

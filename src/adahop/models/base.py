@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
-from adahop.checks import InputError, between, count, of_kind, one_of
+from adahop.checks import InputError, between, count, one_of, room_for
 from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
 from adahop.models.first import can_sum_first, gathered, sum_first
-from adahop.models.whole import Rows, full_block, node_chunks
+from adahop.models.whole import Rows, check_whole, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -179,12 +179,13 @@ class GNN(nn.Module):
 
         Dropout then comes after the sum instead of before it: a dropped input would be noise the memory cannot know.
         """
-        self._fits(graph, x)
+        check_whole(graph, x)
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
         heads = getattr(self.convs[0], "heads", 1)
-        self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
+        with room_for(f"the memory of estimator '{estimator}'"):
+            self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
         if any(m.draws for m in self.memories.values()):
             self._passing = False
             self.inference(graph, x)
@@ -200,6 +201,7 @@ class GNN(nn.Module):
     # --- the whole graph -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @room_for("a pass over every node")
     def inference(self, graph: Graph, x: Tensor, edges: int = 0, parts: Any = None) -> Tensor:
         """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
@@ -207,7 +209,7 @@ class GNN(nn.Module):
         several processes, names the `rows` of this one and makes the `whole` h that they need from everyone's.
         """
         if parts is None:
-            self._fits(graph, x, count(edges, 0, "edges"))
+            check_whole(graph, x, edges)
         was, _ = self.training, self.eval()
         self.whole = True
         try:
@@ -235,11 +237,6 @@ class GNN(nn.Module):
             for conv in self.layers():
                 conv.ready = None
             self.train(was)
-
-    def _fits(self, graph: Graph, x: Tensor, *_: Any) -> None:
-        of_kind(graph, Graph, "graph")
-        if of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point():
-            raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
     def _prepare(self, layer: int, conv: Conv, h: Tensor) -> None:
         """Every node's h is at hand: the memory may have it, and what the sources bring along is made once."""

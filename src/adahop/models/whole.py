@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block, expand
+from adahop.checks import InputError, count, of_kind
 from adahop.graph import Graph
+
+
+def check_whole(graph: Graph, x: Tensor, edges: int = 0) -> None:
+    """A graph, and a row of features for each of its nodes."""
+    count(edges, 0, "edges")
+    of_kind(graph, Graph, "graph")
+    if of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point():
+        raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
 
 class Rows:
