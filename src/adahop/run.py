@@ -106,8 +106,10 @@ class Run:
         with on_disk(config.state):
             self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
-        self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)
+        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        self.loader = Loader(
+            self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch, lean=True
+        )
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation

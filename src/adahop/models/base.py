@@ -15,6 +15,7 @@ from adahop.checks import InputError, between, count, one_of
 from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
+from adahop.models.first import can_sum_first, gathered, sum_first
 from adahop.models.whole import Rows, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
@@ -130,8 +131,9 @@ class GNN(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Outputs for the targets of the last block, from `batch.x` and `batch.blocks`."""
-        h, state = self.encode(batch.x)
-        for layer, block in enumerate(batch.blocks):
+        fused = can_sum_first(self)
+        h, state = sum_first(self, batch.x, batch.blocks[0]) if fused else self.encode(gathered(batch.x))
+        for layer, block in list(enumerate(batch.blocks))[fused:]:
             n = block.num_dst
             h, state = self.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
         return self.decode(h)
@@ -140,7 +142,9 @@ class GNN(nn.Module):
         return dropout(h, self.dropout, self.training) if self.dropout else h
 
     def encode(self, x: Tensor) -> tuple[Tensor, State]:
-        x = self.drop(x)
+        return self.embed(self.drop(x))
+
+    def embed(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None:
             return x, {}
         z = self.encoder(x)

@@ -49,6 +49,11 @@ class NeighborSampler(Sampler):
     def feedback(self) -> str:  # type: ignore[override]
         return self.policy.feedback
 
+    @property
+    def listens(self) -> bool:
+        own = type(self).learn is not NeighborSampler.learn
+        return own or type(self.policy).update is not Policy.update
+
     def draw(self, seeds: Tensor) -> list[Block]:
         g, dst, blocks = self.graph, seeds, []
         weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
