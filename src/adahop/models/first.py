@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 
 from adahop.block import Block, Ungathered
 from adahop.estimators import gather
@@ -24,9 +23,7 @@ def can_sum_first(model: Any) -> bool:
     conv = model.convs[0]
     if not hasattr(conv, "kernel") or model.memory(0) is not None or conv.tap is not None:
         return False
-    if conv._forward_hooks or conv._forward_pre_hooks:
-        return False
-    return conv.watcher is None or (conv.feedback == "energy" and not conv.narrows())
+    return not (conv._forward_hooks or conv._forward_pre_hooks) and (conv.watcher is None or conv.feedback == "energy")
 
 
 def sum_first(model: Any, x: Tensor | Ungathered, block: Block) -> tuple[Tensor, dict[str, Tensor]]:
@@ -37,14 +34,12 @@ def sum_first(model: Any, x: Tensor | Ungathered, block: Block) -> tuple[Tensor,
     own, state = model.embed(gathered(x[: block.num_dst]))
     coef = block.weight * block.scale
     sums, kernel = gather(x, block, coef), conv.kernel()
-    if encoder is None:
-        out = linear(sums, kernel)
-    else:
+    if encoder is not None:
         shares = segment_sum(coef, block.dst, block.num_dst).unsqueeze(1)
-        out = linear(sums, kernel @ encoder.weight).addmm(shares, (kernel @ encoder.bias).unsqueeze(0))
+        sums, kernel = torch.cat([sums, shares], 1), kernel @ torch.cat([encoder.weight, encoder.bias.unsqueeze(1)], 1)
     if conv.watcher is not None:
-        conv.tell(coef.square() * _squares(gathered(x), encoder).index_select(0, block.src))
-    return model.act(0, out + conv.rest(own), state), state
+        conv.tell(coef.square() * _squares(gathered(x), model).index_select(0, block.src))
+    return model.act(0, torch.addmm(conv.rest(own), sums, kernel.t()), state), state
 
 
 def gathered(x: Tensor | Ungathered) -> Tensor:
@@ -52,11 +47,11 @@ def gathered(x: Tensor | Ungathered) -> Tensor:
 
 
 @torch.no_grad()
-def _squares(x: Tensor, encoder: nn.Linear | None) -> Tensor:
-    """|E x + e|^2 of every row, by the square of E: x is narrower than what it is mapped to."""
-    if encoder is None:
-        return x.square().sum(1)
+def _squares(x: Tensor, model: Any) -> Tensor:
+    """|h|^2 of every source, h as the layer's listeners know it; by the square of E where x is narrower than E x."""
+    conv, encoder = model.convs[0], model.encoder
+    if encoder is None or conv.narrows() or encoder.in_features >= encoder.out_features:
+        return conv.prepare(model.embed(x)[0]).square().sum(1)
     e, b = encoder.weight, encoder.bias
-    if e.shape[0] <= e.shape[1]:
-        return encoder(x).square().sum(1)
-    return torch.addmv(b.square().sum(), x, e.t() @ b, alpha=2.0).add_(((x @ (e.t() @ e)) * x).sum(1)).clamp_(min=0.0)
+    square = torch.addmv(b.square().sum(), x, e.t() @ b, alpha=2.0)
+    return square.add_(((x @ (e.t() @ e)) * x).sum(1)).clamp_(min=0.0)

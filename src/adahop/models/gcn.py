@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from adahop.block import Block
 from adahop.checks import one_of
@@ -15,7 +15,10 @@ from adahop.models.base import GNN, Conv
 
 
 class FixedConv(Conv):
-    """W sum a_ij h_j + rest, summed on the narrower side of W; in a batch with few targets W may come last instead."""
+    """W sum a_ij h_j + rest, summed on the narrower side of W; in a batch with few targets W may come last instead.
+
+    What listeners hear of is always the narrower side.
+    """
 
     memories = FIXED
 
@@ -31,24 +34,27 @@ class FixedConv(Conv):
         return self.kernel().shape[0] < self.kernel().shape[1]
 
     def maps_first(self, block: Block) -> bool:
-        """Where W narrows: whole graphs have it done, listeners expect it, and else it must cost less."""
-        if not self.narrows() or self.ready is not None or self.watcher is not None or self.tap is not None:
-            return self.narrows()
+        """Whether W h of every source, if not at hand, costs less than W of the sums and wider sums."""
         out, width = self.kernel().shape
-        return (block.num_src - block.num_dst) * out * width < block.num_edges * (width - out)
+        dear = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
+        return self.narrows() and (self.ready is not None or not dear)
 
     def prepare(self, h: Tensor) -> Tensor:
         return h @ self.kernel().t() if self.narrows() else h
 
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        first = self.maps_first(block)
-        h = self.prepared(h) if first else h
-        out, coef = plain(h, block)
-        self.speak(h, block, coef)
-        return (out if first else out @ self.kernel().t()) + self.rest(own)
+        if self.maps_first(block):
+            h = self.prepared(h)
+            total, coef = plain(h, block)
+            self.speak(h, block, coef)
+            return total + self.rest(own)
+        total, coef = plain(h, block)
+        if self.watcher is not None or self.tap is not None:
+            self.speak(self.prepare(h.detach()), block, coef)
+        return self.combine(total, own)
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        return linear(total, self.kernel()) + self.rest(own)
+        return torch.addmm(self.rest(own), total, self.kernel().t())
 
 
 class GCNConv(FixedConv):
