@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from adahop.bench import epoch as training
 from adahop.bench import sampling as side_by_side
 from adahop.bench import show
 from adahop.checks import InputError
@@ -51,6 +52,31 @@ def sampling(
     publish(rows, "sampling", records, as_json)
 
 
+@bench.command()
+def epoch(
+    graph: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
+    sizes: Annotated[str, option("Neighbours a node draws, input layer first.")] = "10,10",
+    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
+    threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
+    methods: Annotated[str, option(PARTS)] = ",".join(training.METHODS),
+    peers: Annotated[str, option("dgl, dgl:graphconv, dgl:sum-first; none for nobody.")] = "dgl",
+    rounds: Annotated[int, option("Epochs that everyone is measured for.")] = 3,
+    arch: Annotated[str, option("plain or residual.")] = "plain",
+    hidden: Annotated[int, option("Width of the hidden layers.")] = 256,
+    prefetch: Annotated[int, option("Batches our loader draws ahead in a thread of its own.")] = 0,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    out: Annotated[str | None, option("Folder for epoch.jsonl and a plot.")] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Seconds a whole epoch of a GCN takes, ours and the same model on DGL's sampler and blocks."""
+    plan = training.Plan(
+        graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
+        words(peers, "peers"), rounds, arch, hidden, prefetch, device,
+    )  # fmt: skip
+    records = None if out is None else Records(out)
+    publish(training.measure(plan, say), "epoch", records, as_json, "seconds")
+
+
 def words(text: str, what: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     return list(dict.fromkeys(part for part in parts if part and part != "none"))
@@ -60,7 +86,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def publish(rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool) -> None:
+def publish(
+    rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool, key: str = "edges_per_s"
+) -> None:
     """The table for people, the rows for programs, the plot for a page."""
     for row in rows if as_json else ():
         print(json.dumps(row), flush=True)
@@ -69,4 +97,4 @@ def publish(rows: list[dict[str, Any]], name: str, records: Records | None, as_j
         records.fresh(f"{name}.jsonl")
         for row in rows:
             records.row(f"{name}.jsonl", row)
-        say("plot: " + ", ".join(map(str, show.bars(rows, records.folder / name))))
+        say("plot: " + ", ".join(map(str, show.bars(rows, records.folder / name, key))))
