@@ -13,7 +13,6 @@ from torch import Tensor
 
 from adahop import ops
 
-
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # "cpu": for a busy machine, and one thread alone
 
 
