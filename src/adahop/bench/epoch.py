@@ -94,7 +94,7 @@ def _peers(data: Any, plan: Plan, say: Callable[[str], None]) -> tuple[list[Runn
 
 
 def row(plan: Plan, runner: Runner, n: int, turns: dict[Runner, list[Turn]], steps: int) -> dict[str, Any]:
-    """Promised keys first; `seconds` is an epoch's median, `spread` its quartiles; of DGL's forms the ratio takes the fastest."""
+    """Promised keys first; `seconds` is an epoch's median, `spread` its quartiles; DGL's fastest form counts."""
     mine = turns[runner]
     low, mid, high = quartiles([t.seconds for t in mine])
     against = {other.name: ratio(mine, theirs, "batches_per_s") for other, theirs in turns.items() if other.peer}
