@@ -32,7 +32,6 @@ def resident() -> int:
         return int(f.read().split()[1]) * resource.getpagesize()
 
 
-
 def forget_peak() -> None:
     """Linux counts the peak anew from here."""
     with open("/proc/self/clear_refs", "w") as f:
