@@ -275,9 +275,7 @@ def test_dgl_trains_the_same_model():
 
 
 def test_degrees_leave_rows_and_a_plot(tmp_path, capsys):
-    words = (
-        "--graph rmat:2000,40000 --degrees 10,100,90000 --rounds 1 --seconds 0 --methods graphsage,bs"
-    )
+    words = "--graph rmat:2000,40000 --degrees 10,100,90000 --rounds 1 --seconds 0 --methods graphsage,bs"
     rows, err, code = said(["bench", "degrees", *words.split(), "--json", "--out", str(tmp_path)], capsys)
     assert not code and [(row["degree"], row["method"]) for row in rows] == [
         (10, "graphsage"), (10, "bs"), (100, "graphsage"), (100, "bs")]  # fmt: skip
@@ -287,12 +285,8 @@ def test_degrees_leave_rows_and_a_plot(tmp_path, capsys):
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_inference_is_weighed_in_a_process_of_its_own(capsys):
     rows, _, code = said(["bench", "inference", "--graph", "rmat:2000,40000"], capsys)
-    assert (
-        not code
-        and rows[0]["ratio"] > 0
-       
+    assert not code and rows[0]["ratio"] > 0
     assert rows[0]["needed_bytes"] == 2000 * 128 * 4 + 40000 * 8 + 2001 * 8 + 2000 * 8
-    )
 
 
 @pytest.mark.parametrize(
