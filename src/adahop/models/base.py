@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -12,63 +11,14 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of, room_for
-from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
+from adahop.models.conv import Conv
 from adahop.models.first import can_sum_first, gathered, sum_first
 from adahop.models.whole import Rows, check_whole, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
-
-
-class Conv(nn.Module):
-    """One layer: from h of the sources, and of the targets, to the targets' new h.
-
-    `self.speak` tells a watching sampler one number a message, its energy or what else it wants; it costs nothing while
-    nobody watches.
-    """
-
-    memories: dict[str, Any] = {}  # noqa: RUF012  (which memories can serve it, see `adahop.memory`)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watcher: Callable[[Tensor], None] | None = None
-        self.feedback = "energy"
-        self.ready: Any = None
-        self.tap: Callable[[Tensor, Block, Tensor | None], None] | None = None  # see `diagnostics`
-
-    def speak(self, h: Tensor, block: Block, coef: Tensor, scores: tuple[Tensor, Tensor] | None = None) -> None:
-        if self.watcher is not None and self.feedback in FEEDBACK:
-            self.watcher(FEEDBACK[self.feedback](h, block, coef))
-        elif self.watcher is not None:
-            self.tell(energies(h, block, coef), coef, scores)
-        if self.tap is not None:
-            self.tap(h, block, coef)
-
-    def tell(self, energy: Tensor, coef: Tensor | None = None, scores: tuple[Tensor, Tensor] | None = None) -> None:
-        """For memories, whose messages are not a coefficient times a row of h, and for scores (attention alone)."""
-        if self.watcher is None:
-            return
-        one_of(self.feedback, ("energy",) if scores is None else ("energy", "scores"), "feedback")
-        if self.feedback == "scores" and scores is not None and coef is not None:
-            energy = scored(energy, coef, *scores)
-        self.watcher(energy)
-
-    def prepare(self, h: Tensor) -> Any:
-        """What the sources bring along, whoever the targets are."""
-        return h
-
-    def prepared(self, h: Tensor) -> Any:
-        """`prepare(h)`, once for all chunks while the whole graph is passed over."""
-        return self.prepare(h) if self.ready is None else self.ready
-
-    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        raise NotImplementedError
-
-    def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        """The targets' new h from the sum of a_ij h_j; layers that can be served by a memory can say."""
-        raise NotImplementedError
 
 
 class GNN(nn.Module):
@@ -214,21 +164,25 @@ class GNN(nn.Module):
         self.whole = True
         try:
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
-            h, state = self._encode_all(x[low:high])
+            again = x.shape[1] <= self.widths[0]  # what x says is made anew, a piece at a time, instead of being held
+            h, state = self._encode_all(x[low:high], not again)
             cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32), low, high)
             for layer, conv in enumerate(self.layers()):
                 h = h if parts is None else parts.whole(h)
                 self._prepare(layer, conv, h)
-                out, kept = Rows(high - low), {k: Rows(high - low) for k in state}
+                out, kept = Rows(high - low), {}  # type: Rows, dict[str, Rows]
                 for a, b in cuts:
-                    carried = {k: v[a - low : b - low] for k, v in state.items()}
-                    part, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
+                    held = {k: v[a - low : b - low] for k, v in state.items()}
+                    given = {**(self.encode(x[a:b])[1] if again else {}), **held}
+                    part, carried = self.step(layer, h, h[a:b], given, full_block(graph, a, b))
                     out.put(a - low, part)
-                    for k, rows in kept.items():
-                        rows.put(a - low, carried[k])
+                    for k in (k for k in given if carried[k] is not given[k]):
+                        kept.setdefault(k, Rows(high - low)).put(a - low, carried[k])
                 conv.ready = None
-                h, state = out.all, {k: rows.all for k, rows in kept.items()}
-            outputs = Rows(len(h))
+                h, state = out.all, {**state, **{k: rows.all for k, rows in kept.items()}}
+            if self.decoder is None:
+                return h
+            outputs, state = Rows(len(h)), {}
             for a in range(0, max(len(h), 1), 1 << 16):
                 outputs.put(a, self.decode(h[a : a + (1 << 16)]))
             return outputs.all
@@ -245,7 +199,8 @@ class GNN(nn.Module):
             memory.refresh(h, conv, self._passing)
         conv.ready = conv.prepare(h)
 
-    def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
+    def _encode_all(self, x: Tensor, whole: bool) -> tuple[Tensor, State]:
+        """h of everyone, and with `whole` what they carry."""
         if self.encoder is None or len(x) == 0:
             return self.encode(x)
         h = Rows(len(x))
@@ -253,6 +208,6 @@ class GNN(nn.Module):
         for a in range(0, len(x), 1 << 14):
             part, state = self.encode(x[a : a + (1 << 14)])
             h.put(a, part)
-            for k, v in state.items():
+            for k, v in state.items() if whole else ():
                 kept.setdefault(k, Rows(len(x))).put(a, v)
         return h.all, {k: rows.all for k, rows in kept.items()}
