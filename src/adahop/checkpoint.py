@@ -43,6 +43,7 @@ class Checkpoints:
             raise KindError(f"`checkpoint` must be a folder, got {folder!r}")
         self.folder, self.name, self.pace = Path(folder), name, pace(every)
         self.say = say or (lambda sentence: warnings.warn(sentence, stacklevel=2))
+        self.writes = True  # of several processes one alone writes
         self._wrote, self._cost = time.monotonic(), 0.0
         self._found: dict[str, Any] | None = None
 
@@ -55,6 +56,8 @@ class Checkpoints:
     def due(self, step: int, end: bool = False) -> bool:
         """Whether a state is wanted after this step, or at an epoch's `end`."""
         kind, many = self.pace
+        if not self.writes:
+            return False
         if kind == "auto":
             return time.monotonic() - self._wrote >= SHARE * self._cost
         return end or (step % many == 0 if kind == "steps" else time.monotonic() - self._wrote >= many)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +43,7 @@ class Loader:
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
         self.sampler, self.shuffle = sampler, shuffle
+        self.share: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # a process's part of them
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
@@ -71,7 +72,7 @@ class Loader:
         past = state["taken"] + len(state["ahead"])
         if past:
             self.sampler.epochs -= 1  # the same epoch again
-        seeds = self.sampler.epoch(self.nodes, self.batch_size, self.shuffle)
+        seeds = self.share(self.sampler.epoch(self.nodes, self.batch_size, self.shuffle))
         for _ in range(past):
             next(seeds, None)
         return seeds

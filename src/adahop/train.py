@@ -14,8 +14,9 @@ from adahop import models
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import one_of
 from adahop.config import Config
+from adahop.distributed import Alone
 from adahop.mapped import on_disk
-from adahop.metrics import METRICS, criterion, score
+from adahop.metrics import METRICS, criterion
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
 from adahop.watch import watch
@@ -34,13 +35,17 @@ def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimi
     return loss.detach()
 
 
-def evaluate(model: models.GNN, data: Any, graph: Any = None, metric: str | None = None) -> dict[str, float]:
+def evaluate(
+    model: models.GNN, data: Any, graph: Any = None, metric: str | None = None, team: Alone | None = None
+) -> dict[str, float]:
     """The metric on each split, from every neighbour: evaluation never samples and never updates a policy."""
     graph = data.graph.normalized(*model.graph) if graph is None else graph
-    out = model.inference(graph, data.x)
-    metric = metric or data.metric
+    team, metric = team or Alone(), metric or data.metric
+    parts = team.parts(graph)
+    rows = slice(None) if parts is None else slice(*parts.rows)
+    out, y = model.inference(graph, data.x, parts=parts), data.y[rows]
     masks = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
-    return {name: score(metric, out[mask], data.y[mask]) for name, mask in masks.items()}
+    return {name: team.score(metric, out[mask[rows]], y[mask[rows]]) for name, mask in masks.items()}
 
 
 def fit(
@@ -88,6 +93,7 @@ class Kept:
         if state is not None:
             agree(self.identity, state.pop("identity"))
             run.load_state_dict(state)
+        run.team.resumed(run)
 
     def save(self, end: bool = False) -> None:
         if self.checkpoints.due(self.run.result.steps, end):
@@ -115,7 +121,7 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
     while not run.over():
         _epoch(run, after)
         with run.average.worn(), on_disk(run.config.state):
-            row = run.closed(evaluate(run.model, run.data, run.sampler.graph))
+            row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
         on_epoch(row)
         if kept is not None:
             kept.save(end=True)
@@ -125,7 +131,9 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
 def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
     run.clock(True)
-    for batch in run.loader:
-        run.moved(train_step(run.model, run.sampler, run.optimizer, batch), batch.batch_size)
+    for batch in run.team.batches(run.loader):
+        loss = train_step(run.net, run.sampler, run.optimizer, batch)
+        run.team.settle()
+        run.moved(loss, batch.stands_for)
         after(run)
     run.clock(False)

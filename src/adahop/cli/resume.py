@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,12 @@ def read_json(path: Path, must: str = "") -> dict[str, Any]:
     return found
 
 
+def restarted(out: str | None) -> str | None:
+    """The folder to go on with where torchrun has started the same command again after a failure."""
+    again = out is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return out if again and (Path(str(out)) / "config.json").is_file() else None
+
+
 def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
     """The checkpoints of a seed's run; rows of metrics.jsonl past the last of them will come again, so they go."""
     kept = Checkpoints(
@@ -98,4 +105,5 @@ def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
         return row["epoch"] <= done["epochs"] if "epoch" in row else row.get("step", 0) <= done["steps"]
 
     records.keep("metrics.jsonl", stays)
+    kept.writes = records.writes
     return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 from typing import Annotated, Any
@@ -17,11 +16,12 @@ from rich.table import Table
 from adahop.checkpoint import pace
 from adahop.checks import InputError, count
 from adahop.cli import app, numbers, pairs
-from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json
+from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json, restarted
 from adahop.datasets import load
 from adahop.diagnostics import Probe
+from adahop.distributed import session, team
 from adahop.memory import ESTIMATORS
-from adahop.records import Records
+from adahop.records import Read, Records
 from adahop.train import Config, Result, fit
 
 
@@ -71,6 +71,7 @@ def train(
 ) -> None:
     """Train a model with sampled neighbours; report the test score of the best validation epoch."""
     pace(checkpoint_every)
+    resume = resume or restarted(out)
     if resume is not None:
         kept = Kept(resume)
         kept.agrees(context)
@@ -90,10 +91,18 @@ def go(
     resume: bool = False,
 ) -> None:  # fmt: skip
     """Begin, or with `resume` go on; end with the result on disk and on the screen."""
-    records = None if out is None else Records(out)
+    with session(config.device) as first:
+        records = None if out is None else (Records if first else Read)(out)
+        _go(config, dataset, seeds, log_variance, records, every, as_json, resume)
+
+
+def _go(
+    config: Config, dataset: str, seeds: range, log_variance: int, records: Records | None, every: str, as_json: bool,
+    resume: bool,
+) -> None:  # fmt: skip
     if records and resume and records.has("result.json"):
-        print(f"the run in {out} is finished; it is left as it is", file=sys.stderr)
-        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)
+        print(f"the run in {records.folder} is finished; it is left as it is", file=sys.stderr)
+        records.drop(CHECKPOINTS)
         return tell(read_json(records.folder / "result.json"), as_json)
     data = load(dataset)
     console = Console(stderr=as_json)
@@ -104,17 +113,19 @@ def go(
     )
     if records and not resume:
         records.fresh("config.json", "metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
-        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)
+        records.drop(CHECKPOINTS)
         asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
         records.json("config.json", {**asked, **config.as_dict()})
+    team().wait()  # what the first cleared away is gone for all
     try:
         results = run_all(data, config, seeds, records, log_variance, every)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; `adahop train --resume {out}` goes on" if out else "") from None
+        goes_on = f"interrupted; `adahop train --resume {records.folder}` goes on" if records else ""
+        raise KeyboardInterrupt(goes_on) from None
     summary = summarise(dataset, data.metric, config, results)
     if records:
         records.json("result.json", summary)
-        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)  # nothing is left to go on with
+        records.drop(CHECKPOINTS)  # nothing is left to go on with
     tell(summary, as_json)
 
 

@@ -195,28 +195,28 @@ class GNN(nn.Module):
     # --- the whole graph -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def inference(self, graph: Graph, x: Tensor, edges: int = 0) -> Tensor:
+    def inference(self, graph: Graph, x: Tensor, edges: int = 0, parts: Any = None) -> Tensor:
         """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
-        Snapshots are taken on the way: the pass that evaluates a model also renews its memory.
+        Snapshots are taken on the way: the pass that evaluates a model also renews its memory. `parts`, where there are
+        several processes, names the `rows` of this one and makes the `whole` h that they need from everyone's.
         """
         was, _ = self.training, self.eval()
         self.whole = True
         try:
-            h, state = self._encode_all(x)
-            cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32))
+            low, high = (0, graph.num_nodes) if parts is None else parts.rows
+            h, state = self._encode_all(x[low:high])
+            cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32), low, high)
             for layer, conv in enumerate(self.layers()):
-                memory = self.memory(layer)
-                if memory is not None:
-                    memory.refresh(h, conv, self._passing)
-                conv.ready = conv.prepare(h)
-                out, kept = Rows(len(h)), {k: Rows(len(h)) for k in state}
+                h = h if parts is None else parts.whole(h)
+                self._prepare(layer, conv, h)
+                out, kept = Rows(high - low), {k: Rows(high - low) for k in state}
                 for a, b in cuts:
-                    carried = {k: v[a:b] for k, v in state.items()}
+                    carried = {k: v[a - low : b - low] for k, v in state.items()}
                     part, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
-                    out.put(a, part)
+                    out.put(a - low, part)
                     for k, rows in kept.items():
-                        rows.put(a, carried[k])
+                        rows.put(a - low, carried[k])
                 conv.ready = None
                 h, state = out.all, {k: rows.all for k, rows in kept.items()}
             outputs = Rows(len(h))
@@ -228,6 +228,13 @@ class GNN(nn.Module):
             for conv in self.layers():
                 conv.ready = None
             self.train(was)
+
+    def _prepare(self, layer: int, conv: Conv, h: Tensor) -> None:
+        """Every node's h is at hand: the memory may have it, and what the sources bring along is made once."""
+        memory = self.memory(layer)
+        if memory is not None:
+            memory.refresh(h, conv, self._passing)
+        conv.ready = conv.prepare(h)
 
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None or len(x) == 0:

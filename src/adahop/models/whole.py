@@ -25,13 +25,13 @@ class Rows:
         self.all[a : a + len(part)] = part
 
 
-def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
-    """Ranges of nodes with about `edges` in-edges each."""
-    n = graph.num_nodes
-    cost = graph.indptr + torch.arange(n + 1, device=graph.device)
-    marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
-    cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
-    return list(pairwise(cuts)) or [(0, 0)]
+def node_chunks(graph: Graph, edges: int, low: int = 0, high: int | None = None) -> list[tuple[int, int]]:
+    """Ranges of the nodes low..high (all) with about `edges` in-edges each."""
+    n = graph.num_nodes if high is None else high
+    cost = graph.indptr[low : n + 1] + torch.arange(low, n + 1, device=graph.device)
+    marks = torch.arange(int(cost[0]), int(cost[-1]) + edges, edges, device=graph.device)
+    cuts = sorted({*(torch.searchsorted(cost, marks) + low).clamp(max=n).tolist(), low, n})
+    return list(pairwise(cuts)) or [(low, low)]
 
 
 def full_block(graph: Graph, a: int, b: int) -> Block:

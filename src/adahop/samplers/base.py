@@ -26,6 +26,8 @@ class Sampler(nn.Module):
 
     feedback = "energy"  # the number it learns from, see `watch`
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
+    exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
+    salt: tuple[int, ...] = ()  # sets the random streams of one process apart from another's
     step: Tensor
     epochs: Tensor
 
@@ -72,10 +74,13 @@ class Sampler(nn.Module):
                 raise InputError(
                     f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
                 )
+        drawn = list(blocks)
+        if self.exchange is not None:
+            drawn, given = self.exchange(self, drawn, given)
         if self._pending is not None:
-            self._pending.append((list(blocks), given))
+            self._pending.append((drawn, given))
         else:
-            self.learn(list(blocks), given)
+            self.learn(drawn, given)
 
     def penalty(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> Tensor | float:
         """What joins the loss; 0 for all but samplers trained through it."""
@@ -95,7 +100,7 @@ class Sampler(nn.Module):
 
     def key(self, layer: int) -> int:
         """The name of this step's random stream for a layer."""
-        return random.key(self.seed, int(self.step), layer)
+        return random.key(self.seed, int(self.step), layer, *self.salt)
 
     def nothing(self, dst: Tensor) -> Block:
         """A block without edges, for a layer that is skipped."""
