@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from adahop.distributed.peers import join, launched, leave
+from adahop.distributed.peers import join, launched, leave, meeting
 
 BEAT = 1.0  # seconds between two beats
 LOST = 20.0  # without a beat for so long, a rank is lost
@@ -27,13 +27,11 @@ class Heart:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.store = dist.TCPStore(*where, is_master=False, timeout=timedelta(seconds=LOST))  # a line of its own
-        self.room = f"adahop/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        self.store.set(f"{self.room}/who/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
+        self.store = meeting(timedelta(seconds=LOST))  # a line of its own
+        self.store.set(f"who/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
         self.store.set(self._beat(self.rank), "0")
         others = [r for r in range(self.size) if r != self.rank]
-        found = [self.store.get(f"{self.room}/who/{r}").decode().split() for r in others]  # waits for them
+        found = [self.store.get(f"who/{r}").decode().split() for r in others]  # waits for them
         self.who = {r: (host, int(pid)) for r, (host, pid) in zip(others, found, strict=True)}
         self.heard: dict[int, tuple[str, float]] = {r: ("", time.monotonic()) for r in others}
         self.over = threading.Event()
@@ -41,7 +39,7 @@ class Heart:
         self.thread.start()
 
     def _beat(self, rank: int) -> str:
-        return f"{self.room}/beat/{rank}"
+        return f"beat/{rank}"
 
     def _go(self) -> None:
         beats = 0

@@ -32,7 +32,17 @@ def join(device: str = "cpu") -> None:
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself, else by rank 0
+    store = meeting(TIMEOUT, first=rank == 0 and not hosted)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def meeting(timeout: timedelta, first: bool = False) -> dist.Store:
+    """The meeting point of this start of the job: after a restart, what was said before it must not be heard."""
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*where, is_master=first, timeout=timeout, wait_for_workers=False)
+    return dist.PrefixStore(f"adahop/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def leave() -> None:

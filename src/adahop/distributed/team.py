@@ -145,9 +145,7 @@ class Team(Alone):
             got = ", ".join(str(int(theirs[0])) for theirs in steps)
             raise InputError(f"every rank must find the same checkpoint, on a disk that all share, got steps {got}")
         if run.loader.prefetch:
-            raise InputError(
-                "`prefetch` must be 0 for checkpoints of several processes: drawn batches differ, got more"
-            )
+            raise InputError(f"`prefetch` must be 0 where several processes keep checkpoints, got {run.loader.prefetch}")
         self._reseed(run)
 
     def _reseed(self, run: Any) -> None:
