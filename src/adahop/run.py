@@ -105,12 +105,16 @@ class Run:
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
         with on_disk(config.state):
-            self.model, self.sampler = assemble(self.data, config, seed)
+            self.model, sampler = assemble(self.data, config, seed)
+        self.team = team(self.data)
+        self.net = self.team.net(self.model)
+        self.sampler = self.team.adopt(sampler, config.estimator or METHODS[config.method].on(config.model).estimator)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
-        self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)
-        self.team = team()
-        self.net = self.team.net(self.model)
+        rows = self.team.source(self.data, self.sampler)
+        self.loader = Loader(
+            rows, self.sampler, self.data.train_mask.nonzero().flatten(), config.batch_size, prefetch=config.prefetch
+        )
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation

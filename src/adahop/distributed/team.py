@@ -30,6 +30,14 @@ class Alone:
         """What is called in a training step: the model, perhaps with its gradients shared."""
         return model
 
+    def adopt(self, sampler: Sampler, estimator: str) -> Sampler:
+        """The sampler that draws: the method's own, or one that asks others."""
+        return sampler
+
+    def source(self, data: Any, sampler: Sampler) -> Any:
+        """Where the loader takes rows of x and y from."""
+        return data
+
     def share(self, run: Any) -> None:
         """Give this rank its part of the run: seeds, updates, gradients, randomness."""
 
@@ -145,7 +153,7 @@ class Team(Alone):
             got = ", ".join(str(int(theirs[0])) for theirs in steps)
             raise InputError(f"every rank must find the same checkpoint, on a disk that all share, got steps {got}")
         if run.loader.prefetch:
-            raise InputError(f"`prefetch` must be 0 where several processes keep checkpoints, got {run.loader.prefetch}")
+            raise InputError(f"`prefetch` must be 0 for checkpoints of several processes, got {run.loader.prefetch}")
         self._reseed(run)
 
     def _reseed(self, run: Any) -> None:
@@ -172,6 +180,6 @@ class Rows:
         return torch.cat([part[0] for part in self.peers.gather([h])])
 
 
-def team() -> Alone:
-    """The team of this process: alone unless processes were joined."""
-    return Team() if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else Alone()
+def together() -> bool:
+    """Whether processes were joined."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
