@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import time
@@ -108,6 +109,15 @@ class Checkpoints:
                     f"{self.folder} must hold a whole checkpoint, got {many}; without files a run begins anew"
                 )
         return self._found
+
+    def until(self, step: int) -> dict[str, Any] | None:
+        """The newest whole state of no more than so many steps."""
+        for path in reversed(self.files()):
+            with contextlib.suppress(InputError):
+                state = read(path)
+                if state["result"]["steps"] <= step:
+                    return state
+        return None
 
     def take(self) -> dict[str, Any] | None:
         """`last()`, not held on to."""

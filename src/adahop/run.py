@@ -104,11 +104,11 @@ class Run:
     def __init__(self, data: Any, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
+        self.team = team(self.data)
+        self.team.allow(config.estimator or METHODS[config.method].on(config.model).estimator)
         with on_disk(config.state):
             self.model, sampler = assemble(self.data, config, seed)
-        self.team = team(self.data)
-        self.net = self.team.net(self.model)
-        self.sampler = self.team.adopt(sampler, config.estimator or METHODS[config.method].on(config.model).estimator)
+        self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
         rows = self.team.source(self.data, self.sampler)

@@ -90,13 +90,16 @@ class Kept:
     def __init__(self, run: Run, checkpoints: Checkpoints):
         self.run, self.checkpoints, self.identity = run, checkpoints, run.identity()
         state = checkpoints.take()
+        least = run.team.least(state["result"]["steps"] if state else 0)
+        if state is not None and state["result"]["steps"] > least:
+            state = checkpoints.until(least)
         if state is not None:
             agree(self.identity, state.pop("identity"))
             run.load_state_dict(state)
         run.team.resumed(run)
 
     def save(self, end: bool = False) -> None:
-        if self.checkpoints.due(self.run.result.steps, end):
+        if self.run.team.agreed(self.checkpoints.due(self.run.result.steps, end)):
             self.checkpoints.save({"identity": self.identity, **self.run.state_dict()})
 
 

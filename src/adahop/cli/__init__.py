@@ -41,6 +41,7 @@ def main(args: list[str] | None = None) -> NoReturn:
         compare,
         convert,
         listing,
+        partition,
         reproduce,
         train,
         variance,

@@ -89,11 +89,13 @@ def restarted(out: str | None) -> str | None:
     return out if again and (Path(str(out)) / "config.json").is_file() else None
 
 
-def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
-    """The checkpoints of a seed's run; rows of metrics.jsonl past the last of them will come again, so they go."""
-    kept = Checkpoints(
-        records.folder / CHECKPOINTS, every, f"seed{seed}", lambda s: print(f"adahop: {s}", file=sys.stderr)
-    )
+def checkpoints(records: Records, seed: int, every: str, rank: int | None = None) -> Checkpoints:
+    """The checkpoints of a seed's run, or of one rank's part of it.
+
+    Rows of metrics.jsonl past the last of them will come again, so they go.
+    """
+    name = f"seed{seed}" if rank is None else f"seed{seed}-rank{rank}"
+    kept = Checkpoints(records.folder / CHECKPOINTS, every, name, lambda s: print(f"adahop: {s}", file=sys.stderr))
     state = kept.last()
     done = {"epochs": 0, "steps": 0} if state is None else state["result"]
     if state is not None:
@@ -105,5 +107,5 @@ def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
         return row["epoch"] <= done["epochs"] if "epoch" in row else row.get("step", 0) <= done["steps"]
 
     records.keep("metrics.jsonl", stays)
-    kept.writes = records.writes
+    kept.writes = records.writes or rank is not None  # a part of the state is known to its own rank alone
     return kept

@@ -170,12 +170,14 @@ class PartedTeam(Team):
         self.shard = shard
         self.halo: Halo | None = None
 
-    def adopt(self, sampler: Any, estimator: str) -> Sampler:
+    def allow(self, estimator: str) -> None:
+        if estimator != "plain":
+            raise InputError(f"`estimator` must be plain with `partition`, as memories hold all nodes, got {estimator}")
+
+    def adopt(self, sampler: Sampler) -> Sampler:
         if not isinstance(sampler, NeighborSampler) or sampler.budget:
             kinds = "a node-wise method without `budget`: graphsage, bs, bs.m, thanos, thanos.m or adahop"
             raise InputError(f"`method` must be {kinds} with `partition`, got {type(sampler).__name__}")
-        if estimator != "plain":
-            raise InputError(f"`estimator` must be plain with `partition`, as memories hold all nodes, got {estimator}")
         return PartedSampler(sampler, self.shard, self.peers)
 
     def source(self, data: Any, sampler: Sampler) -> Any:
@@ -185,6 +187,12 @@ class PartedTeam(Team):
     def share(self, run: Any) -> None:
         run.loader.prefetch = 0  # a thread's calls to others would mix with the step's
         self._reseed(run)
+
+    def least(self, step: int) -> int:
+        return min(int(theirs[0]) for theirs in self.peers.gather([torch.tensor([step])]))
+
+    def agreed(self, due: bool) -> bool:
+        return self.peers.total(due and self.rank == 0)[0] > 0
 
     def settle(self) -> None:
         """Nothing is held twice."""

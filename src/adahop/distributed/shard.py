@@ -112,6 +112,7 @@ class Shard:
         self.x, self.y = arrays["x"][own].clone(), arrays["y"][own].clone()
         self.y = self.y.long() if self.y.dim() == 1 else self.y.float()
         self.classes = int(meta["classes"]) if meta.get("classes") else self.y.shape[-1]
+        self.training = arrays["train_idx"].numel()
         for name in SPLITS:
             ids = arrays[f"{name}_idx"]
             mask = torch.zeros(self.high - self.low, dtype=torch.bool)

@@ -30,7 +30,10 @@ class Alone:
         """What is called in a training step: the model, perhaps with its gradients shared."""
         return model
 
-    def adopt(self, sampler: Sampler, estimator: str) -> Sampler:
+    def allow(self, estimator: str) -> None:
+        """Refuse what these processes cannot do together."""
+
+    def adopt(self, sampler: Sampler) -> Sampler:
         """The sampler that draws: the method's own, or one that asks others."""
         return sampler
 
@@ -55,6 +58,14 @@ class Alone:
 
     def wait(self) -> None:
         """Until all are here."""
+
+    def least(self, step: int) -> int:
+        """The step that every part's checkpoint has reached."""
+        return step
+
+    def agreed(self, due: bool) -> bool:
+        """Whether to write a checkpoint now: parts are written at the same step."""
+        return due
 
     def resumed(self, run: Any) -> None:
         """After all have loaded one checkpoint, or none."""
