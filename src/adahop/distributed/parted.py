@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop import ops
 from adahop.block import Block, expand
 from adahop.checks import InputError
 from adahop.distributed.exchange import first_seen, learns
@@ -122,8 +121,7 @@ class PartedSampler(Sampler):
         g, policy = self.graph, self.inner.policy
         dst = torch.cat(asked.theirs) - self.shard.low
         k = torch.tensor([self.sizes[layer]])
-        drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, self.inner.how, policy.odds(layer), self.key(layer))
-        drawn = policy.scaled(dst, drawn)
+        drawn = policy.scaled(dst, policy.places(layer, dst, k, self.inner.how, self.key(layer)))
         cuts = drawn.ptr[torch.tensor([0, *(part.numel() for part in asked.theirs)]).cumsum(0)].diff().tolist()
         self.kept[layer] = cuts, [], dst, drawn
         src = self.shard.ids(g.indices[drawn.pos])
