@@ -86,7 +86,7 @@ class Histories:
         for memory in self.memories:
             memory.settle()
             history, (seen, memory.history.seen) = memory.history, (memory.history.seen, [])
-            none = (torch.zeros(0, dtype=torch.long), history.value[:0])
+            none = (torch.zeros(0, dtype=torch.long, device=history.value.device), history.value[:0])
             n_id, rows = (torch.cat(t) for t in zip(none, *seen, strict=True))
             sent += [n_id, rows.float()]
         for theirs in self.peers.gather(sent):
