@@ -13,7 +13,7 @@ from adahop.checks import InputError
 from adahop.distributed.exchange import first_seen, learns
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
-from adahop.distributed.team import Team
+from adahop.distributed.teams import Team
 from adahop.ops import Drawn, random, reference
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.base import EPOCH
