@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -38,10 +39,10 @@ def launch(ranks: int, *command: str) -> list[dict]:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
     meet = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    line = [sys.executable, __file__, *command]
     processes = [
-        subprocess.Popen([sys.executable, __file__, *command], stdout=subprocess.PIPE, text=True, env={**meet, "RANK": str(r)})
-        for r in range(ranks)
-    ]  # fmt: skip
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**meet, "RANK": str(r)}) for r in range(ranks)
+    ]
     out = [p.communicate()[0] for p in processes]
     assert all(p.returncode == 0 for p in processes), "a rank failed"
     return [json.loads(text.splitlines()[-1]) for text in out]
@@ -74,34 +75,32 @@ def run_accuracy(method: str, seeds: int) -> dict:
 
 def run_parts(method: str, folder: str, seeds: int) -> dict:
     peers = Peers() if distributed.together() else None
-    before = resident()
-    data = adahop.load(SPEC) if peers is None else Shard(folder, peers.rank, peers.size, "metis")
-    more = {"estimator": "plain"}
-    runs = [fit(data, method=method, seed=seed, **more, **HOW).test for seed in range(seeds)]
-    whole = data.graph if peers is None else data.graph
-    held = sum(t.numel() * t.element_size() for _, t in whole._tensors()) + sum(
-        t.numel() * t.element_size() for t in (data.x, data.y)
-    )
-    return {"test": runs, "graph_bytes": held + (0 if peers is None else 8 * data.halo.numel()), "grown": resident() - before}
+    data = adahop.load(folder) if peers is None else Shard(folder, peers.rank, peers.size, "metis")
+    return {"test": [fit(data, method=method, seed=seed, estimator="plain", **HOW).test for seed in range(seeds)]}
 
 
-def run_memory(folder: str) -> dict:
-    """Load the whole, or a part, and nothing else: what the process grows by."""
-    before = resident()
+def run_memory(folder: str, tiny: str) -> dict:
+    """Load the whole, or a part, and normalise its graph: the bytes of it, and what the process grows by."""
     peers = Peers() if distributed.together() else None
+    hold(tiny, peers)  # what is loaded with the first use is not the graph's
+    before = resident()
+    held = hold(folder, peers)
+    return {"bytes": sum(t.numel() * t.element_size() for t in held), "resident": resident() - before}
+
+
+def hold(folder: str, peers: Peers | None) -> list[torch.Tensor]:
     if peers is None:
         data = adahop.load(folder)
-        graph = adahop.Graph(*(None if t is None else t.clone() for t in (
-            data.graph.indptr, data.graph.indices, data.graph.weight, data.graph.eid, data.graph.first)))  # fmt: skip
-        held = [graph, data.x.clone(), data.y.clone(), data.train_mask]
-        size = sum(t.numel() * t.element_size() for _, t in graph._tensors()) + sum(t.numel() * t.element_size() for t in held[1:3])
-        del data
+        copied = [None if t is None else t.clone() for t in (
+            data.graph.indptr, data.graph.indices, data.graph.weight, data.graph.eid, data.graph.first)]  # fmt: skip
+        graph, rest = adahop.Graph(*copied), [data.x.clone(), data.y.clone()]
     else:
-        shard = Shard(folder, peers.rank, peers.size, "metis")
-        held, size = [shard], shard.bytes()
-    grown = resident() - before
-    assert held
-    return {"bytes": size, "resident": grown}
+        shard = Shard(folder, peers.rank, peers.size, "range")
+        graph, rest = shard.graph, [shard.x, shard.y, shard.halo]
+    ready = graph.normalized("row", True)
+    tensors = [t for g in (graph, ready) for _, t in g._tensors()] + rest
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return tensors
 
 
 def run_sampling(method: str, batches: int) -> dict:
@@ -138,7 +137,7 @@ def run_sampling(method: str, batches: int) -> dict:
 
 
 def accuracy(seeds: int = 5) -> dict:
-    out = {"data": SPEC, **{k: v for k, v in HOW.items()}, "training_nodes": 4097}
+    out = {"data": SPEC, **HOW, "training_nodes": 4097}
     for method in ("bs", "adahop"):
         one = launch(1, "rank", "accuracy", method, str(seeds))[0]["runs"]
         four = launch(4, "rank", "accuracy", method, str(seeds))
@@ -163,11 +162,12 @@ def parts(seeds: int = 5) -> dict:
                 "mean": [statistics.fmean(one["test"]), statistics.fmean(two[0]["test"])],
                 "deviation_of_one": statistics.stdev(one["test"]),
             }  # fmt: skip
-        data = "synthetic:200000,6000000,64,8"
-        write_shards(adahop.load(data), f"{home}/large", 2, "metis")
-        whole = launch(1, "rank", "memory", f"{home}/large")[0]
-        halves = launch(2, "rank", "memory", f"{home}/large")
-        out["memory"] = {"data": data, "whole": whole, "parts": halves,
+        data = "synthetic:400000,12000000,64,8"
+        for name, spec in (("large", data), ("tiny", "synthetic:500,5000,8,3")):
+            write_shards(adahop.load(spec), f"{home}/{name}", 2, "range")
+        whole = launch(1, "rank", "memory", f"{home}/large", f"{home}/tiny")[0]
+        halves = launch(2, "rank", "memory", f"{home}/large", f"{home}/tiny")
+        out["memory"] = {"data": data, "cut": "range", "whole": whole, "parts": halves,
                          "share_bytes": [h["bytes"] / whole["bytes"] for h in halves],
                          "share_resident": [h["resident"] / whole["resident"] for h in halves]}  # fmt: skip
     return out
