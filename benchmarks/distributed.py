@@ -24,6 +24,7 @@ import torch
 
 import adahop
 from adahop import distributed
+from adahop.datasets.folder import save
 from adahop.distributed import Peers, Shard, write_shards
 from adahop.distributed.exchange import Updates
 from adahop.train import fit
@@ -96,18 +97,19 @@ def hold(folder: str, peers: Peers | None) -> list[torch.Tensor]:
         graph, rest = adahop.Graph(*copied), [data.x.clone(), data.y.clone()]
     else:
         shard = Shard(folder, peers.rank, peers.size, "range")
-        graph, rest = shard.graph, [shard.x, shard.y, shard.halo]
+        graph, rest = shard.graph, [shard.x, shard.y, shard.halo, *(t for t in shard.edges[2:] if t is not None)]
     ready = graph.normalized("row", True)
     tensors = [t for g in (graph, ready) for _, t in g._tensors()] + rest
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     return tensors
 
 
-def run_sampling(method: str, batches: int) -> dict:
+def run_sampling(method: str, folder: str, batches: int) -> dict:
     """Batches of 1,024 a rank: drawn, then drawn and learnt from together."""
     rank, size = (Peers().rank, Peers().size) if distributed.together() else (0, 1)
-    data = adahop.load(LARGE)
-    graph = data.graph.normalized("row", True)
+    data = adahop.load(folder)
+    mapped = data.graph.normalized("row", True)
+    graph = adahop.Graph(*(t.clone() for t in (mapped.indptr, mapped.indices, mapped.weight, mapped.eid, mapped.first)))
     sampler = adahop.make(method, graph, [10, 10])
     nodes = data.train_idx
     seeds = [nodes[(i * size + rank) * 1024 : (i * size + rank + 1) * 1024] for i in range(batches)]
@@ -175,15 +177,22 @@ def parts(seeds: int = 5) -> dict:
 
 def scaling(batches: int = 60) -> dict:
     out: dict = {"data": LARGE, "batch_a_rank": 1024, "sizes": [10, 10]}
-    for method in ("graphsage", "bs"):
-        one = launch(1, "rank", "sampling", method, str(batches))[0]
-        two = launch(2, "rank", "sampling", method, str(batches))
-        out[method] = {
-            name: {"one": one[name], "two": sum(r[name] for r in two), "times": sum(r[name] for r in two) / one[name]}
-            for name in ("draw", "draw and learn")
-        }
-        out[method]["edges_a_step_and_rank"] = two[0]["edges_a_step"]
-        out[method]["bytes_sent_a_step_and_rank"] = two[0]["sent_a_step"]
+    with tempfile.TemporaryDirectory() as home:
+        save(adahop.load(LARGE), f"{home}/g")
+        adahop.load(f"{home}/g").graph.normalized("row", True)
+        for method in ("graphsage", "bs"):
+            given = ("rank", "sampling", method, f"{home}/g", str(batches))
+            one, two = launch(1, *given)[0], launch(2, *given)
+            out[method] = {
+                name: {
+                    "one": one[name],
+                    "two": sum(r[name] for r in two),
+                    "times": sum(r[name] for r in two) / one[name],
+                }
+                for name in ("draw", "draw and learn")
+            }
+            out[method]["edges_a_step_and_rank"] = two[0]["edges_a_step"]
+            out[method]["bytes_sent_a_step_and_rank"] = two[0]["sent_a_step"]
     return out
 
 

@@ -130,7 +130,7 @@ class PartedSampler(Sampler):
         cuts = drawn.ptr[torch.tensor([0, *(part.numel() for part in asked.theirs)]).cumsum(0)].diff().tolist()
         self.kept[layer] = cuts, [], dst, drawn
         src = self.shard.ids(g.indices[drawn.pos])
-        e_id = drawn.pos if g.eid is None else g.eid[drawn.pos].long()
+        e_id = self.shard.edge_ids(drawn.pos if g.eid is None else g.eid[drawn.pos].long())
         weight = torch.ones_like(drawn.scale) if g.weight is None else g.weight[drawn.pos]
         edges = [t.split(cuts) for t in (src, e_id, weight, drawn.prob, drawn.scale)]
         many = drawn.ptr.diff().int().split([part.numel() for part in asked.theirs])
