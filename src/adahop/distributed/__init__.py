@@ -7,7 +7,7 @@ from adahop.distributed.parted import PartedTeam
 from adahop.distributed.peers import Peers, join, launched, leave
 from adahop.distributed.shard import HOW, Shard
 from adahop.distributed.shard import write as write_shards
-from adahop.distributed.team import Alone, Team, together
+from adahop.distributed.teams import Alone, Team, together
 
 __all__ = [
     "HOW", "Alone", "PartedTeam", "Peers", "Shard", "Team", "join", "launched", "leave", "session", "team", "together",

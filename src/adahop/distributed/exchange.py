@@ -74,7 +74,8 @@ class Histories:
 
     def __init__(self, peers: Peers, model: Any):
         self.peers = peers
-        self.memories = [m for m in model.memories.values() if getattr(m, "kind", None) == "history"]
+        told = [m for m in model.memories.values() if hasattr(m, "history")]
+        self.memories = [m for m in told if getattr(m, "kind", "history") == "history"]  # a snapshot is made by all
         for memory in self.memories:
             memory.history.seen = []
 
@@ -83,10 +84,9 @@ class Histories:
             return
         sent = []
         for memory in self.memories:
-            if hasattr(memory, "settle"):
-                memory.settle()
+            memory.settle()
             history, (seen, memory.history.seen) = memory.history, (memory.history.seen, [])
-            none = (torch.zeros(0, dtype=torch.long), history.value[:0])
+            none = (torch.zeros(0, dtype=torch.long, device=history.value.device), history.value[:0])
             n_id, rows = (torch.cat(t) for t in zip(none, *seen, strict=True))
             sent += [n_id, rows.float()]
         for theirs in self.peers.gather(sent):

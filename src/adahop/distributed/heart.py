@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from adahop.distributed.peers import join, launched, leave, meeting
+from adahop.distributed.peers import Peers, join, launched, leave, meeting
 
 BEAT = 1.0  # seconds between two beats
 LOST = 20.0  # without a beat for so long, a rank is lost
@@ -84,6 +84,7 @@ class Heart:
 
     def stop(self) -> None:
         self.over.set()
+        self.thread.join()
         with contextlib.suppress(RuntimeError):
             self.store.set(self._beat(self.rank), DONE)
 
@@ -129,6 +130,7 @@ def session(device: str = "cpu") -> Iterator[bool]:
             raise
         heart.blame(error)
     heart.stop()
+    Peers().wait()  # the first may keep the meeting point: it stays until all have turned away from it
     leave()
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop import ops
 from adahop.block import Block, expand
 from adahop.checks import InputError
 from adahop.distributed.exchange import first_seen, learns
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
-from adahop.distributed.team import Team
+from adahop.distributed.teams import Team
 from adahop.ops import Drawn, random, reference
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.base import EPOCH
@@ -66,8 +65,8 @@ class Own:
 class PartedSampler(Sampler):
     """Node-wise sampling over shards: a target's owner draws for it, with its own policy state, and learns from it.
 
-    Blocks have global node ids; `pos` is the edge's place among the answers of the step. An epoch has as many steps as
-    one process with the same batch size would take, and every rank takes an even share of its own seeds in each.
+    Blocks have global node ids; `pos` is the edge's place among the answers of the step. Batches are those of one
+    process with the same seed; each rank takes the seeds that it owns, be they many or none.
     """
 
     def __init__(self, inner: NeighborSampler, shard: Shard, peers: Peers):
@@ -81,13 +80,18 @@ class PartedSampler(Sampler):
         return self.inner.feedback
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
-        (everyone,) = self.peers.total(nodes.numel())
+        """This rank's seeds of one process's batches; all are told a random number a seed, to find where those end."""
+        before = [int(many[0]) for (many,) in self.peers.gather([torch.tensor([nodes.numel()])])]
+        mark = torch.arange(nodes.numel()) + sum(before[: self.peers.rank])  # the place among all ranks' nodes
         if shuffle:
-            nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs), *self.salt))
+            mark = random.bits(random.key(self.seed, EPOCH, int(self.epochs)), mark, 0)
         self.epochs += 1
-        n, steps = nodes.numel(), -(-int(everyone) // batch_size)
-        for s in range(steps):
-            yield nodes[n * s // steps : n * (s + 1) // steps] + self.shard.low
+        everyone = torch.cat([theirs for (theirs,) in self.peers.gather([mark])]).sort().values
+        ends = everyone[batch_size - 1 :: batch_size].contiguous()
+        order = torch.argsort(mark, stable=True)
+        cuts = [0, *torch.searchsorted(mark[order], ends, right=True).tolist()]
+        for s in range(-(-sum(before) // batch_size)):
+            yield nodes[order[cuts[s] : cuts[s + 1] if s + 1 < len(cuts) else None]] + self.shard.low
 
     @torch.no_grad()
     def sample(self, seeds: Any) -> list[Block]:
@@ -122,12 +126,11 @@ class PartedSampler(Sampler):
         g, policy = self.graph, self.inner.policy
         dst = torch.cat(asked.theirs) - self.shard.low
         k = torch.tensor([self.sizes[layer]])
-        drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, self.inner.how, policy.odds(layer), self.key(layer))
-        drawn = policy.scaled(dst, drawn)
+        drawn = policy.scaled(dst, policy.places(layer, dst, k, self.inner.how, self.key(layer)))
         cuts = drawn.ptr[torch.tensor([0, *(part.numel() for part in asked.theirs)]).cumsum(0)].diff().tolist()
         self.kept[layer] = cuts, [], dst, drawn
         src = self.shard.ids(g.indices[drawn.pos])
-        e_id = drawn.pos if g.eid is None else g.eid[drawn.pos].long()
+        e_id = self.shard.edge_ids(drawn.pos if g.eid is None else g.eid[drawn.pos].long())
         weight = torch.ones_like(drawn.scale) if g.weight is None else g.weight[drawn.pos]
         edges = [t.split(cuts) for t in (src, e_id, weight, drawn.prob, drawn.scale)]
         many = drawn.ptr.diff().int().split([part.numel() for part in asked.theirs])

@@ -127,12 +127,16 @@ def _all_to_all(out: list[Tensor], given: list[Tensor]) -> None:
 def _pack(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """All bytes in one row, and [bytes, lengths of the first side]."""
     assert all(t.dtype in KINDS for t in tensors)
-    flat = [t.contiguous().view(-1).view(torch.uint8) for t in tensors]
+    flat = [t.contiguous().view(-1).view(torch.uint8) if t.numel() else _nothing(t) for t in tensors]
     # every tensor begins at a multiple of 8: a view as int64 must be aligned
     padded = [torch.nn.functional.pad(f, (0, -f.numel() % 8)) for f in flat]
     lengths = [t.shape[0] for t in tensors]
-    whole = torch.cat(padded) if padded else torch.zeros(0, dtype=torch.uint8)
+    whole = torch.cat(padded)
     return whole, torch.tensor([whole.numel(), *lengths])
+
+
+def _nothing(t: Tensor) -> Tensor:
+    return torch.zeros(0, dtype=torch.uint8, device=t.device)
 
 
 def _unpack(flat: Tensor, shape: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

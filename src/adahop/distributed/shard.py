@@ -128,10 +128,10 @@ class Shard:
         local = torch.where(own, src - low, torch.searchsorted(halo, src) + high - low).int()
         ends = torch.full((halo.numel(),), b - a)
         weight = arrays["weight"][a:b].clone() if "weight" in arrays else None
-        eid = arrays["eid"][a:b].clone() if "eid" in arrays else torch.arange(a, b, dtype=_small(self.num_edges))
+        self.edges = a, b - a, arrays["eid"][a:b].clone() if "eid" in arrays else None
         places = torch.cat([indptr[low : high + 1] - a, ends])
         first = torch.cat([arrays["first"][low:high] - a, ends])
-        return LocalGraph(places, local, weight, eid, first), halo
+        return LocalGraph(places, local, weight, None, first), halo
 
     def ids(self, local: Tensor) -> Tensor:
         """Global ids of local ones."""
@@ -140,16 +140,20 @@ class Shard:
             return local + self.low
         return torch.where(local < n, local + self.low, self.halo[(local - n).clamp(min=0)])
 
+    def edge_ids(self, local: Tensor) -> Tensor:
+        """The user's ids of local edges; those past the last are the self-loops that normalising added."""
+        start, many, eid = self.edges
+        true = local.clamp(max=max(many - 1, 0))
+        own = local + start if eid is None else eid[true].long() if many else true
+        return torch.where(local < many, own, local - many + self.low + self.num_edges)
+
     def bytes(self) -> int:
         """What this part holds of the graph, its features and labels."""
         own = [t for _, t in self.graph._tensors()]
-        return sum(t.numel() * t.element_size() for t in [*own, self.halo, self.x, self.y])
+        own += [self.halo, self.x, self.y, *([] if self.edges[2] is None else [self.edges[2]])]
+        return sum(t.numel() * t.element_size() for t in own)
 
     def to(self, device: Any) -> Shard:
         if torch.device(device).type != "cpu":
             raise InputError(f"`device` must be cpu with `partition`, got {device}")
         return self
-
-
-def _small(n: int) -> torch.dtype:
-    return torch.int32 if n < 2**31 else torch.int64
