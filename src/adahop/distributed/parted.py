@@ -126,7 +126,7 @@ class PartedSampler(Sampler):
         g, policy = self.graph, self.inner.policy
         dst = torch.cat(asked.theirs) - self.shard.low
         k = torch.tensor([self.sizes[layer]])
-        drawn = policy.scaled(dst, policy.places(layer, dst, k, self.inner.how, self.key(layer)))
+        drawn = policy.draw(layer, dst, k, self.inner.how, self.key(layer))
         cuts = drawn.ptr[torch.tensor([0, *(part.numel() for part in asked.theirs)]).cumsum(0)].diff().tolist()
         self.kept[layer] = cuts, [], dst, drawn
         src = self.shard.ids(g.indices[drawn.pos])
