@@ -90,9 +90,11 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
         dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
-    known = {"features": data.x, "heads": getattr(model.convs[0], "heads", 1)}
+    known = {"features": data.x}
     method = METHODS[config.method].on(config.model)
     options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
+    if options.get("policy") == "attended":
+        options.setdefault("heads", getattr(model.convs[0], "heads", 1))
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
     sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x)
     return model, sampler
