@@ -17,6 +17,7 @@ import typer
 
 import adahop
 from adahop import cli, models
+from adahop.checkpoint import read
 from adahop.cli import train as train_module
 from adahop.datasets import DATASETS, FORMS
 from adahop.methods import METHODS
@@ -94,7 +95,7 @@ def test_train_as_json(run):
     assert list(said) == [
         "method", "model", "arch", "dataset", "metric", "test_mean", "test_std", "val_mean", "runs"
     ]  # fmt: skip
-    assert (said["method"], said["model"], said["arch"], said["metric"]) == ("bs", "gcn", "residual", "accuracy")
+    assert (said["method"], said["model"], said["arch"], said["metric"]) == ("adahop", "gcn", "residual", "accuracy")
     assert said["dataset"] == SMALL[1] and [r["seed"] for r in said["runs"]] == [5, 6]
     for r in said["runs"]:
         assert list(r) == ["seed", "test", "val", "best_epoch", "epochs", "steps", "seconds"]
@@ -121,6 +122,7 @@ def test_out_keeps_what_a_run_was_and_gave(run, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["dataset"] == SMALL[1] and config.pop("seeds") == [0, 1] and config["method_options"] == {"eta": 0.2}
     config.pop("dataset")
+    assert config.pop("log_variance") == 0
     assert set(config) == {f.name for f in dataclasses.fields(Config)}
     assert Config(**config).sizes == (3, 3)
     assert json.loads((folder / "result.json").read_text()) == last(out)
@@ -168,7 +170,8 @@ def test_a_file_of_ones_own(run, tmp_path):
 
 # --- flags and fields ----------------------------------------------------------------------------------------------
 
-ELSEWHERE = {"dataset", "seed", "runs", "out", "as_json", "log_variance", "help"}  # of the command, not of the run
+# of the command, not of the run
+ELSEWHERE = {"dataset", "seed", "runs", "out", "as_json", "log_variance", "resume", "checkpoint_every", "help"}
 MODEL_FLAGS = {"norm", "activation", "heads", "score", "attention"}
 
 
@@ -254,8 +257,11 @@ MISTAKES = {
     "an option that is a list": (["train", "--option", "eta=[1]"], "one number or word as its value, got 'eta=[1]'"),
     "an option with a flag": (["train", "--option", "seed=1"], "got 'seed', which has its own flag"),
     "no such option": (["train", "--option", "etta=1"], "got 'etta'"),
-    "an option out of range": (["train", "--option", "eta=2"], "`eta` must be a number in [0, 1], got 2"),
-    "an option of the wrong kind": (["train", "--option", "eta=high"], "`eta` must be a number in [0, 1], got 'high'"),
+    "an option out of range": (["train", "--option", "eta=2"], "`eta` must be a number in [0, 0.999], got 2"),
+    "an option of the wrong kind": (
+        ["train", "--option", "eta=high"],
+        "`eta` must be a number in [0, 0.999], got 'high'",
+    ),
     "an empty folder's name": (["train", "--out", ""], "`out` must be a folder that can be written, got ''"),
 }
 
@@ -326,8 +332,10 @@ def test_ctrl_c_without_a_terminal(tmp_path):
         out, err = program.communicate(timeout=120)
     assert program.returncode == 130 and "Traceback" not in out + err
     *epochs, end = err.splitlines()
-    assert end == "adahop: interrupted" and all(line.startswith("seed 0 epoch") for line in epochs)
-    assert {p.name for p in tmp_path.iterdir()} == {"config.json", "metrics.jsonl"}
+    assert end == f"adahop: interrupted; `adahop train --resume {tmp_path}` goes on"
+    assert all(line.startswith("seed 0 epoch") for line in epochs)
+    assert {p.name for p in tmp_path.iterdir()} == {"config.json", "metrics.jsonl", "checkpoints"}
+    assert all(read(p) for p in (tmp_path / "checkpoints").iterdir())
     assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 100000
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [r["epoch"] for r in rows] == list(range(1, len(rows) + 1))

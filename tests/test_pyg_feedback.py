@@ -230,7 +230,7 @@ def test_trimmed_models_teach_too():
 @pytest.mark.filterwarnings("ignore:.*ignores the scale")
 def test_what_feedback_cannot_do():
     data = messy_data()
-    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8)
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="bs")
     with pytest.raises(InputError, match="before the loader has handed one out"), loader.feedback(Net("gcn")):
         pass
     batch = next(iter(loader))
@@ -252,7 +252,7 @@ def test_what_feedback_cannot_do():
 
 
 def test_a_step_cut_short_is_no_error():
-    loader, model = AdaptiveNeighborLoader(messy_data(), [3, 2], batch_size=8), Net("gcn")
+    loader, model = AdaptiveNeighborLoader(messy_data(), [3, 2], batch_size=8, method="bs"), Net("gcn")
     loader.learn(model)
     for batch in loader:
         model.conv1(batch.x, batch.edge_index)

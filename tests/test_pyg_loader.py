@@ -108,7 +108,8 @@ def test_replace():
     batch = next(iter(hub))
     assert batch.e_id.numel() == batch.e_id.unique().numel()
     assert (
-        hub.sampler.how == "systematic" and AdaptiveNeighborLoader(data, [2], replace=False).sampler.how == "depround"
+        hub.sampler.how == "systematic"
+        and AdaptiveNeighborLoader(data, [2], method="bs.m", replace=False).sampler.how == "depround"
     )
 
 
@@ -282,8 +283,8 @@ def test_unbiased(words):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ({"method": "ladies"}, "`method` must be one of graphsage, bs, bs.m"),
-    ({"method": "s-gcn"}, "`method` must be one of graphsage"),
+    ({"method": "ladies"}, "`method` must be one of adahop, graphsage, bs, bs.m"),
+    ({"method": "s-gcn"}, "`method` must be one of adahop"),
     ({"method": "thanos"}, "`method` must learn from energies here"),
     ({"method": "bsm"}, "did you mean"),
     ({"num_neighbors": {("a", "to", "b"): [2]}}, "edge types are not supported yet"),

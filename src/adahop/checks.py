@@ -47,6 +47,12 @@ def count(value: Any, low: int, what: str) -> int:
     return int(value)
 
 
+def flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"`{what}` must be true or false, got {value!r}")
+    return value
+
+
 def as_tensor(values: Any, what: str) -> Tensor:
     """Lists, arrays and tensors alike as a tensor."""
     if isinstance(values, Tensor):

@@ -20,7 +20,7 @@ class Config:
 
     model: str = "gcn"
     arch: str = "residual"
-    method: str = "bs"
+    method: str = "adahop"
     sizes: tuple[int, ...] = (10, 10)
     hidden: int = 64
     epochs: int = 30
@@ -33,6 +33,7 @@ class Config:
     estimator: str | None = None  # None: the method's own
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
     device: str = "cpu"
+    state: str | None = None  # a folder: policy state and histories lie in files there instead of in memory
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
 

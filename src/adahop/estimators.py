@@ -71,4 +71,11 @@ def alignments(h: Tensor, block: Block, coef: Tensor) -> Tensor:
     return (2.0 * (inner - square) / (k - 1.0).clamp(min=1.0) - square) * (k > 1)
 
 
+@torch.no_grad()
+def scored(energy: Tensor, coef: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """[M, 1 + 2 H]: of every edge |h|^2, its message's energy without the coefficients, and both ends' scores."""
+    norm = energy / coef.square().sum(1).clamp(min=1e-30)
+    return torch.cat([norm.unsqueeze(1), s, t], 1).detach()
+
+
 FEEDBACK = {"energy": energies, "alignment": alignments}

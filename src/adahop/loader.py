@@ -47,17 +47,39 @@ class Loader:
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
             self.prefetch = 0  # a sampler trained by the optimizer must not be read while it is written
+        self._taken, self._waiting = 0, []  # type: int, list[Future[Data]]
+        self._resumed: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return self.sampler.batches(self.nodes, self.batch_size)
 
     def __iter__(self) -> Iterator[Data]:
+        state, self._resumed = self._resumed or {"taken": 0, "ahead": [], "pending": []}, None
+        seeds = self._seeds(state)
+        self._taken, self._waiting = state["taken"], [_done(self.batch(blocks)) for blocks in state["ahead"]]
+        try:
+            if self.prefetch == 0:
+                for part in seeds:
+                    yield self._pass(self.batch(self.sampler.sample(part)))
+            else:
+                yield from self._threaded(seeds, state["pending"])
+        finally:
+            self._taken, self._waiting = 0, []
+
+    def _seeds(self, state: dict[str, Any]) -> Iterator[Tensor]:
+        """The epoch's seeds, from the first that was not drawn yet."""
+        past = state["taken"] + len(state["ahead"])
+        if past:
+            self.sampler.epochs -= 1  # the same epoch again
         seeds = self.sampler.epoch(self.nodes, self.batch_size, self.shuffle)
-        if self.prefetch == 0:
-            for part in seeds:
-                yield self.batch(self.sampler.sample(part))
-            return
+        for _ in range(past):
+            next(seeds, None)
+        return seeds
+
+    def _threaded(self, seeds: Iterator[Tensor], pending: list[Any]) -> Iterator[Data]:
         self.sampler.defer(True)
+        for blocks, energy in pending:
+            self.sampler.update(blocks, energy)
         pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
         try:
             yield from self._ahead(seeds, pool)
@@ -66,13 +88,33 @@ class Loader:
             self.sampler.defer(False)
 
     def _ahead(self, seeds: Iterator[Tensor], pool: ThreadPoolExecutor) -> Iterator[Data]:
-        waiting: list[Future[Data]] = []
+        waiting = self._waiting
         for part in seeds:
             waiting.append(pool.submit(self._learn_then_draw, self.sampler.release(), part))
             if len(waiting) > self.prefetch:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
+                yield self._pass(waiting.pop(0).result())
+        while waiting:
+            yield self._pass(waiting.pop(0).result())
+
+    def _pass(self, batch: Data) -> Data:
+        self._taken += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: batches taken, drawn ahead, updates that wait. The sampler's own state is apart.
+
+        What is being drawn ahead is waited for, so take the sampler's state after this one.
+        """
+        ahead = [[tuple(b) for b in f.result().blocks] for f in self._waiting] if self._taken else []
+        pending = [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()]
+        return {"taken": self._taken, "ahead": ahead, "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from there; load the sampler's state as well."""
+        device = self.sampler.graph.device
+        ahead = [_blocks(blocks, device) for blocks in state["ahead"]]
+        pending = [(_blocks(blocks, device), [e.to(device) for e in energy]) for blocks, energy in state["pending"]]
+        self._resumed = {"taken": state["taken"], "ahead": ahead, "pending": pending} if state["taken"] else None
 
     def _learn_then_draw(self, learn: Any, seeds: Tensor) -> Data:
         learn()
@@ -98,3 +140,13 @@ class Loader:
         if weight is not None:
             data.loss_weight = weight
         return data
+
+
+def _blocks(plain: list[Any], device: torch.device) -> list[Block]:
+    return [Block._make(t.to(device) if torch.is_tensor(t) else t for t in block) for block in plain]
+
+
+def _done(value: Data) -> Future[Data]:
+    future: Future[Data] = Future()
+    future.set_result(value)
+    return future

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adahop.checks import InputError, one_of
@@ -29,27 +29,36 @@ class Method:
     why_not: str = ""  # one sentence for the models left out
     needs: tuple[str, ...] = ()  # options that come with the data: "features" is its x
     estimator: str = "plain"  # what the model remembers, see `adahop.memory`
+    instead: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that differ for a model, by its name
+
+    def on(self, model: str) -> Method:
+        """The preset as it is for a model: what applies there."""
+        return replace(self, **self.instead.get(model, {}))
 
 
 def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "uniform", draw: str = "multinomial",
-              **options: Any) -> NeighborSampler:  # fmt: skip
+              budget: bool = False, **options: Any) -> NeighborSampler:  # fmt: skip
     """Any policy with any draw; what is left of the options is the policy's."""
     kind = POLICIES[one_of(policy, POLICIES, "policy")]
     known = [p for p in inspect.signature(kind.__init__).parameters if p not in ("self", "graph", "layers")]
     for name in options:
         if name not in known:
             raise InputError(f"an option of policy '{policy}' must be one of {known or 'none'}, got '{name}'")
-    sampler = NeighborSampler(graph, sizes, None, draw, seed)
+    sampler = NeighborSampler(graph, sizes, None, draw, seed, budget)
     sampler.policy = kind(graph, len(sampler.sizes), **options)
     return sampler
 
 
+OTHER = "other"  # a model that is not ours, such as one of PyG's layers
 REMEMBERED = ("gcn", "sage", "gat")
 WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both ends of every edge, got geniepath"
 
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
+        Method("adahop", "node-wise", True, "12 bytes a node, a layer; for gcn, sage and gat also 4 a node and unit of "
+               "width, a hidden layer", node_wise, {"policy": "tracked", "draw": "systematic"},
+               estimator="exact+history", instead={"geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
         Method("bs", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise, {"policy": "exp3"}),
         Method("bs.m", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise,

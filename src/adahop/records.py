@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import json
 import math
@@ -24,10 +26,39 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None
             f.flush()
             os.fsync(f.fileno())
         os.replace(beside, path)
+        _sync(path.parent)
     except OSError as e:
         raise InputError(f"{path} must be writable, got {e.strerror or e}") from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """The new name itself is on the disk, where the system can say so."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """What a killed process left half-written goes; a living one's stays."""
+    for part in [*folder.glob(".*.part"), *folder.glob(".probe.*")]:
+        pid = part.name.removesuffix(".part").rpartition(".")[2]
+        if pid.isdigit() and not _alive(int(pid)):
+            part.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 class Records:
@@ -48,14 +79,37 @@ class Records:
     def json(self, name: str, value: Any) -> None:
         write_whole(self.folder / name, (_text(value, indent=2) + "\n").encode())
 
+    def lines(self, name: str, value: dict[str, Any]) -> None:
+        """JSON with a line for each key, and for each row of a list of rows: short, and changes show well."""
+        write_whole(self.folder / name, ("{\n" + ",\n".join(_line(k, v) for k, v in value.items()) + "\n}\n").encode())
+
     def row(self, name: str, value: dict[str, Any]) -> None:
-        """One more line of a JSONL file, in one write."""
-        path = self.folder / name
+        """One more line of a JSONL file, whole or not at all."""
+        path, line = self.folder / name, (_text(value) + "\n").encode()
         try:
             with open(path, "ab", buffering=0) as f:
-                f.write((_text(value) + "\n").encode())
+                size = f.seek(0, os.SEEK_END)
+                try:
+                    if f.write(line) != len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(f.fileno())
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        f.truncate(size)
+                    raise
         except OSError as e:
             raise InputError(f"{path} must be writable, got {e.strerror or e}") from None
+
+    def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Only these rows of a JSONL file stay; a line that was cut goes too."""
+        path = self.folder / name
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        kept = [line for line in lines if line.endswith(b"\n") and (row := _row(line)) is not None and wanted(row)]
+        if len(kept) < len(lines):
+            write_whole(path, b"".join(kept))
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
 
     def fresh(self, *names: str) -> None:
         """What an earlier command left under these names goes, lest it be taken for this one's."""
@@ -66,6 +120,20 @@ class Records:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_whole(self.folder / name, buffer.getvalue())
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _line(key: str, value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return f"  {_text(key)}: [\n" + ",\n".join(f"    {_text(row)}" for row in value) + "\n  ]"
+    return f"  {_text(key)}: {_text(value)}"
 
 
 def _text(value: Any, **style: Any) -> str:

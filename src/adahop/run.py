@@ -7,14 +7,17 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adahop import models
+from adahop.checkpoint import content_hash
 from adahop.config import Config
 from adahop.loader import Loader
+from adahop.mapped import on_disk
+from adahop.memory import Memory
 from adahop.methods import METHODS
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
@@ -58,6 +61,14 @@ class Average:
         for mean, p in zip(self.mean, self.model.parameters(), strict=bool(self.keep)):
             mean.lerp_(p, 1.0 - keep)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": list(self.mean), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        for mean, kept in zip(self.mean, state["mean"], strict=True):
+            mean.copy_(kept)
+
     @contextlib.contextmanager
     def worn(self) -> Iterator[None]:
         """Inside, the model has the average for its weights."""
@@ -78,10 +89,11 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
         dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
-    known = {"features": data.x}
-    options = {**{k: known[k] for k in METHODS[config.method].needs}, **config.method_options}
+    known = {"features": data.x, "heads": getattr(model.convs[0], "heads", 1)}
+    method = METHODS[config.method].on(config.model)
+    options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
-    sampler.skip = model.remember(config.estimator or METHODS[config.method].estimator, graph, data.x)
+    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x)
     return model, sampler
 
 
@@ -91,20 +103,35 @@ class Run:
     def __init__(self, data: Any, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
-        self.model, self.sampler = assemble(self.data, config, seed)
+        with on_disk(config.state):
+            self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
         self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
-        self.trained = 0.0  # seconds of training alone
+        self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
         self.loss, self.seen = torch.zeros((), device=config.device), 0  # of this epoch: sum of losses, seeds
 
     def over(self) -> bool:
         """Whether nothing is left to do."""
         r, patience = self.result, self.config.patience
         return r.epochs >= self.config.epochs or bool(patience and r.epochs and r.epochs - r.best_epoch >= patience)
+
+    def clock(self, on: bool) -> None:
+        """Training's seconds count from here, or up to here."""
+        now = time.perf_counter()
+        if self._since is not None:
+            self.trained += now - self._since
+        self._since = now if on else None
+
+    def moved(self, loss: Tensor, seeds: int) -> None:
+        """A step was taken."""
+        self.loss += loss * seeds
+        self.average.update()
+        self.seen += seeds
+        self.result.steps += 1
 
     def closed(self, scores: dict[str, float]) -> dict[str, float]:
         """An epoch is over and was judged: its row of the history. The best on validation is kept."""
@@ -118,9 +145,66 @@ class Run:
         self.loss, self.seen = torch.zeros_like(self.loss), 0
         return r.history[-1]
 
+    def identity(self) -> dict[str, Any]:
+        """What a state belongs to: it fits no other run."""
+        config = {k: list(v) if isinstance(v, tuple) else v for k, v in self.config.as_dict().items()}
+        return {**config, "seed": self.result.seed, "data": content_hash(self.data)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the rest of the run depends on, taken between two steps."""
+        loader = self.loader.state_dict()  # first: it waits for draws that still move the sampler
+        r = self.result
+        return {
+            "loader": loader,
+            "sampler": dict(self.sampler.state_dict()),
+            "model": dict(self.model.state_dict()),
+            "memory": {name: cast(Memory, m).state() for name, m in self.model.memories.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict(),
+            "best": None if self.best is None else dict(self.best),
+            "result": {k: getattr(r, k) for k in ("test", "val", "best_epoch", "epochs", "steps", "history")},
+            "loss": self.loss,
+            "seen": self.seen,
+            "trained": self.trained,
+            "seconds": time.perf_counter() - self.start,
+            "random": _random(self.config.device),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state of a run with the same data, config and seed."""
+        self.sampler.load_state_dict(state["sampler"])
+        self.loader.load_state_dict(state["loader"])
+        self.model.load_state_dict(state["model"])
+        for name, kept in state["memory"].items():
+            cast(Memory, self.model.memories[name]).restore(kept)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.average.load_state_dict(state["average"])
+        self.best = state["best"]
+        for name, value in state["result"].items():
+            setattr(self.result, name, value)
+        self.loss, self.seen, self.trained = (
+            self.loss + state["loss"].to(self.loss.device),
+            state["seen"],
+            state["trained"],
+        )
+        self.start = time.perf_counter() - state["seconds"]
+        _set_random(state["random"], self.config.device)
+
     def finished(self) -> Result:
         """The result, its model as it was at its best."""
         self.result.seconds = time.perf_counter() - self.start
         if self.best is not None:
             self.model.load_state_dict(self.best)
         return self.result
+
+
+def _random(device: str) -> dict[str, Tensor]:
+    """torch's generators: dropout draws from them."""
+    states = {"cpu": torch.get_rng_state()}
+    return {**states, "cuda": torch.cuda.get_rng_state(device)} if device.startswith("cuda") else states
+
+
+def _set_random(states: dict[str, Tensor], device: str) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(states["cuda"], device)

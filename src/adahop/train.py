@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adahop import models
+from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import one_of
 from adahop.config import Config
+from adahop.mapped import on_disk
 from adahop.metrics import METRICS, criterion, score
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
@@ -49,6 +51,7 @@ def fit(
     on_epoch: Callable[[dict[str, float]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
     probe: Callable[[int, models.GNN, Sampler], None] | None = None,
+    checkpoint: Checkpoints | str | Path | None = None,
     **options: Any,
 ) -> Result:
     """Train on the data's training nodes and keep what was best on validation.
@@ -56,6 +59,8 @@ def fit(
     Options are the fields of `Config`, and override those of `config`. The seed resets the model, its dropout and the
     sampler: a run is the same alone or after others, and torch's own random state is left as it was. `probe` sees the
     step, the model and the sampler after every step, and must leave them as they are (see `diagnostics.Probe`).
+    `checkpoint` is a folder, or `Checkpoints` with more to say: the run's state is kept there as it goes, and where one
+    is found, the run goes on from it and ends as if it had never stopped.
 
     >>> import adahop
     >>> result = adahop.fit(adahop.load("digits"), method="bs", sizes=(5, 5), epochs=1, hidden=16)
@@ -69,40 +74,58 @@ def fit(
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        return _go(Run(data, config, seed), on_epoch or (lambda row: None), _after(on_step, probe))
+        run = Run(data, config, seed)
+        kept = None if checkpoint is None else Kept(run, Checkpoints.of(checkpoint))
+        return _go(run, on_epoch or (lambda row: None), _after(on_step, probe, kept), kept)
 
 
-def _after(on_step: Callable | None, probe: Callable | None) -> Callable[[int, models.GNN, Sampler], float]:
-    """What happens after a step; returns the seconds it took, which are not training's."""
+class Kept:
+    """A run and its checkpoints: goes on from the last, writes the next when it is time."""
 
-    def after(step: int, model: models.GNN, sampler: Sampler) -> float:
-        began = time.perf_counter()
+    def __init__(self, run: Run, checkpoints: Checkpoints):
+        self.run, self.checkpoints, self.identity = run, checkpoints, run.identity()
+        state = checkpoints.take()
+        if state is not None:
+            agree(self.identity, state.pop("identity"))
+            run.load_state_dict(state)
+
+    def save(self, end: bool = False) -> None:
+        if self.checkpoints.due(self.run.result.steps, end):
+            self.checkpoints.save({"identity": self.identity, **self.run.state_dict()})
+
+
+def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) -> Callable[[Run], None]:
+    """What happens after a step; its seconds are not training's."""
+
+    def after(run: Run) -> None:
+        run.clock(False)
         if on_step is not None:
-            on_step(step)
+            on_step(run.result.steps)
         if probe is not None:
-            probe(step, model, sampler)
-        return time.perf_counter() - began
+            probe(run.result.steps, run.model, run.sampler)
+        if kept is not None:
+            kept.save()
+        run.clock(True)
 
     return after
 
 
-def _go(run: Run, on_epoch: Callable, after: Callable) -> Result:
+def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
     while not run.over():
         _epoch(run, after)
-        with run.average.worn():
+        with run.average.worn(), on_disk(run.config.state):
             row = run.closed(evaluate(run.model, run.data, run.sampler.graph))
         on_epoch(row)
+        if kept is not None:
+            kept.save(end=True)
     return run.finished()
 
 
 def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
-    began = time.perf_counter()
+    run.clock(True)
     for batch in run.loader:
-        run.loss += train_step(run.model, run.sampler, run.optimizer, batch) * batch.batch_size
-        run.average.update()
-        run.seen += batch.batch_size
-        run.result.steps += 1
-        run.trained -= after(run.result.steps, run.model, run.sampler)
-    run.trained += time.perf_counter() - began
+        run.moved(train_step(run.model, run.sampler, run.optimizer, batch), batch.batch_size)
+        after(run)
+    run.clock(False)

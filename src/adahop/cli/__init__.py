@@ -36,7 +36,15 @@ def root(
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run a command; nothing a user typed ends in a traceback."""
-    from adahop.cli import compare, convert, listing, train, variance  # noqa: F401  (they add their commands)
+    from adahop.cli import (  # noqa: F401  (they add their commands)
+        bench,
+        compare,
+        convert,
+        listing,
+        reproduce,
+        train,
+        variance,
+    )  # fmt: skip
 
     command = typer.main.get_command(app)
     try:  # not command.main(): each version of typer has its own way with Ctrl-C and errors
@@ -45,8 +53,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except InputError as e:
         _fail(str(e))
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except KeyboardInterrupt as e:
+        _fail(str(e) or "interrupted", 130)
     except BrokenPipeError:  # `adahop list | head`: nobody reads on, and Python's own last flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -17,7 +17,7 @@ from adahop.convert import convert as run
 @app.command()
 def convert(
     source: Annotated[list[str], typer.Argument(help="edges features labels; or one OGB folder or .pt file.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="The .npz to write.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The .npz to write, or with --mmap the folder.")],
     split: Annotated[
         str | None, typer.Option(help="random:60,20,20 or a folder with train.csv, val.csv, test.csv.")
     ] = None,
@@ -25,6 +25,7 @@ def convert(
     ids: Annotated[str, typer.Option(help="numbers: 0, 1, ... as the rows of features; names: any words.")] = "numbers",
     undirected: Annotated[bool, typer.Option("--undirected", help="Add the reverse of every edge.")] = False,
     name: Annotated[str | None, typer.Option(help="The data set's name; default the file's.")] = None,
+    mmap: Annotated[bool, typer.Option("--mmap", help="Write a folder that is mapped, for large graphs.")] = False,
 ) -> None:
     """Check the files of a graph and write them as one .npz for `--dataset`.
 
@@ -44,7 +45,7 @@ def convert(
                 print(f"read {path}", file=sys.stderr)
 
         meta = run(source if len(source) > 1 else source[0], out, split=split, seed=seed, ids=ids,
-                   undirected=undirected, name=name, tell=tell)  # fmt: skip
+                   undirected=undirected, name=name, tell=tell, mmap=mmap)  # fmt: skip
     train, val, test = meta["split"]
     print(
         f"{out}: {meta['nodes']:,} nodes, {meta['edges']:,} directed edges, {meta['features']:,} features, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import sys
 from typing import Annotated, Any
@@ -13,8 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from adahop.checkpoint import pace
 from adahop.checks import InputError, count
 from adahop.cli import app, numbers, pairs
+from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.memory import ESTIMATORS
@@ -28,10 +31,11 @@ def option(help: str, *names: str, **more: Any) -> Any:
 
 @app.command()
 def train(
+    context: typer.Context,
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
-    method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "bs",
+    method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "adahop",
     sizes: Annotated[str, option("Neighbours (or nodes) drawn a layer, input layer first; -1 for all.")] = "10,10",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
     epochs: Annotated[int, option("Passes over the training nodes.")] = 30,
@@ -56,35 +60,66 @@ def train(
     seed: Annotated[int, option("Seed of the first run.")] = 0,
     runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    state: Annotated[str | None, option("Folder where policy state and histories lie in files, not memory.")] = None,
     log_variance: Annotated[int, option("Measure every layer's variance each so many steps; 0 never.")] = 0,
     out: Annotated[str | None, option("Folder for config, metrics and the best checkpoint.")] = None,
+    checkpoint_every: Annotated[
+        str, option("With --out, keep the run's state: after so many steps, or 30s; auto costs a twentieth at most.")
+    ] = "auto",
+    resume: Annotated[str | None, option("Go on with the run of this folder, as its config.json says.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Last line on stdout is one JSON object.")] = False,
 ) -> None:
     """Train a model with sampled neighbours; report the test score of the best validation epoch."""
+    pace(checkpoint_every)
+    if resume is not None:
+        kept = Kept(resume)
+        kept.agrees(context)
+        return go(kept.config, kept.dataset, kept.seeds, kept.log_variance, resume, checkpoint_every, as_json, True)
     given = {"norm": norm, "activation": activation, "heads": heads, "score": score, "attention": attention}
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, estimator=estimator, average=average, device=device,
+        prefetch=prefetch, estimator=estimator, average=average, device=device, state=state,
         model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
     )  # fmt: skip
-    seeds = seed_range(seed, runs)
+    go(config, dataset, seed_range(seed, runs), log_variance, out, checkpoint_every, as_json)
+
+
+def go(
+    config: Config, dataset: str, seeds: range, log_variance: int, out: str | None, every: str, as_json: bool,
+    resume: bool = False,
+) -> None:  # fmt: skip
+    """Begin, or with `resume` go on; end with the result on disk and on the screen."""
     records = None if out is None else Records(out)
+    if records and resume and records.has("result.json"):
+        print(f"the run in {out} is finished; it is left as it is", file=sys.stderr)
+        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)
+        return tell(read_json(records.folder / "result.json"), as_json)
     data = load(dataset)
     console = Console(stderr=as_json)
     console.print(
-        f"[bold]{method}[/] · {model} ({arch}) on {escape(data.name)}: {data.num_nodes:,} nodes, "
+        f"[bold]{config.method}[/] · {config.model} ({config.arch}) on {escape(data.name)}: {data.num_nodes:,} nodes, "
         f"{data.graph.num_edges:,} edges, {int(data.train_mask.sum()):,} to train on"
         + (f" ({escape(data.note)})" if data.note else "")
     )
-    if records:
-        records.fresh("metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
-        records.json("config.json", {"dataset": dataset, "seeds": list(seeds), **config.as_dict()})
-    results = run_all(data, config, seeds, records, log_variance)
+    if records and not resume:
+        records.fresh("config.json", "metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
+        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)
+        asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
+        records.json("config.json", {**asked, **config.as_dict()})
+    try:
+        results = run_all(data, config, seeds, records, log_variance, every)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; `adahop train --resume {out}` goes on" if out else "") from None
     summary = summarise(dataset, data.metric, config, results)
     if records:
         records.json("result.json", summary)
-    show(console, summary)
+        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)  # nothing is left to go on with
+    tell(summary, as_json)
+
+
+def tell(summary: dict[str, Any], as_json: bool) -> None:
+    show(Console(stderr=as_json), summary)
     if as_json:
         print(json.dumps(summary))
 
@@ -105,19 +140,22 @@ def seed_range(seed: int, runs: int) -> range:
     return range(seed, seed + runs)
 
 
-def run_all(data: Any, config: Config, seeds: range, records: Records | None, log_variance: int = 0) -> list[Result]:
+def run_all(
+    data: Any, config: Config, seeds: range, records: Records | None, log_variance: int = 0, every: str = "auto"
+) -> list[Result]:
     """Fit once a seed, with a bar for the steps (a line an epoch without a terminal), and keep what comes on disk."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     screen = Console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        return [run_one(data, config, seed, records, progress, log_variance) for seed in seeds]
+        return [run_one(data, config, seed, records, progress, log_variance, every) for seed in seeds]
 
 
 def run_one(
-    data: Any, config: Config, seed: int, records: Records | None, progress: Progress, log_variance: int = 0
-) -> Result:
+    data: Any, config: Config, seed: int, records: Records | None, progress: Progress, log_variance: int = 0,
+    every: str = "auto",
+) -> Result:  # fmt: skip
     steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs
     task = progress.add_task(f"seed {seed}", total=steps)
 
@@ -140,7 +178,8 @@ def run_one(
             progress.console.print(said, highlight=False)
 
     probe = Probe(data, every=log_variance, seed=seed, write=noise) if count(log_variance, 0, "log_variance") else None
-    result = fit(data, config, seed=seed, on_epoch=note, on_step=tick, probe=probe)
+    kept = None if records is None else checkpoints(records, seed, every)
+    result = fit(data, config, seed=seed, on_epoch=note, on_step=tick, probe=probe, checkpoint=kept)
     progress.update(task, total=result.steps, completed=result.steps)
     assert result.model is not None
     if records:

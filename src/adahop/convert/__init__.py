@@ -12,10 +12,12 @@ import scipy.sparse as sp
 import torch
 
 from adahop.checks import InputError, count, one_of
+from adahop.convert.mapped import check_folder, is_npz, to_folder
 from adahop.convert.parts import PARTS, Ids, read_splits
 from adahop.convert.sources import Raw, from_ogb, from_saved, from_tables
 from adahop.convert.tables import Tell
-from adahop.datasets.base import make
+from adahop.datasets import load
+from adahop.datasets.base import Dataset, make, prepare
 from adahop.graph import Graph
 from adahop.ops import random
 from adahop.records import write_whole
@@ -35,6 +37,7 @@ def convert(
     undirected: bool = False,
     name: str | None = None,
     tell: Tell | None = None,
+    mmap: bool = False,
 ) -> dict[str, Any]:
     """Check the files of a graph and write them as one `.npz`; returns what was written, in numbers.
 
@@ -42,16 +45,23 @@ def convert(
     the labelled nodes, drawn with `seed`) or a folder with train.csv, val.csv and test.csv; None takes the source's
     own split, else that random one. ids="names" takes any words for ids: those of the labels file, in its order.
     `undirected` adds every edge's reverse, an edge given twice counting once, with the larger weight. The file is
-    written whole or not at all.
+    written whole or not at all. `mmap` writes a folder instead, whose arrays `load` maps instead of reading them, with
+    the features prepared as "auto" says; `source` may then be a .npz, too.
     """
     out = Path(out)
-    if out.suffix != ".npz" or not out.parent.is_dir():
+    if mmap:
+        check_folder(out)
+        if is_npz(source):
+            return to_folder(load(Path(str(source))), out)
+    elif out.suffix != ".npz" or not out.parent.is_dir():
         raise InputError(f"`out` must be a .npz file in an existing folder, got {out}")
     count(seed, 0, "seed")
     raw, known = _source(source, one_of(ids, ("numbers", "names"), "ids") == "names", tell)
     if split is not None or raw.splits is None:
         raw.splits = _split(raw, known, split or "random:60,20,20", seed)
-    arrays, meta = _pack(raw, undirected, name or out.stem)
+    arrays, meta, checked = _pack(raw, undirected, name or out.stem)
+    if mmap:
+        return {**to_folder(prepare(checked, "auto"), out), **meta}
     arrays = {**arrays, "meta": np.array(json.dumps(meta))}
     write_whole(out, lambda f: np.savez_compressed(f, **arrays))  # type: ignore[arg-type]
     return meta
@@ -90,7 +100,7 @@ def _split(raw: Raw, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray]:
     return dict(zip(PARTS, np.split(order, cuts), strict=True))
 
 
-def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any], Dataset]:
     n = raw.x.shape[0]
     src, dst, weight = _ordered(raw, n, undirected)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
@@ -109,7 +119,7 @@ def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray],
         "task": checked.task, "split": [len(raw.splits[part]) for part in PARTS],
         **({"class_names": raw.classes} if raw.classes else {}),
     }  # fmt: skip
-    return a, meta
+    return a, meta, checked
 
 
 def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adahop.checks import KindError, one_of
+from adahop.checks import InputError, KindError, one_of
 from adahop.datasets.base import FEATURES, Dataset, prepare
 from adahop.datasets.files import READERS, read
+from adahop.datasets.folder import is_folder, open_folder
 from adahop.datasets.made import digits, synthetic
 from adahop.datasets.public import SOURCES
 
@@ -29,6 +30,7 @@ DATASETS = {
 FORMS = {
     "synthetic:N,E,F,C": "N nodes, about E directed edges, F features, C planted classes; a fifth number is the seed",
     "PATH.npz": "arrays indptr, indices, x, y, train_idx, val_idx, test_idx",
+    "FOLDER": "written by `adahop convert --mmap`: mapped, for graphs beyond memory",
     "PATH.pt": "a saved PyG Data with x, y, edge_index, train_mask, val_mask, test_mask",
 }
 
@@ -48,6 +50,10 @@ def load(name_or_path: str | Path, root: str | Path | None = None, features: str
     one_of(features, FEATURES, "features")
     if not isinstance(name_or_path, str | Path):
         raise KindError(f"`dataset` must be a name or a path, got {type(name_or_path).__name__}")
+    if is_folder(Path(name_or_path).expanduser()):
+        if features not in ("auto", "raw"):
+            raise InputError(f"`features` of a mapped folder must be raw, as they were prepared before, got {features}")
+        return open_folder(Path(name_or_path).expanduser())
     data, own = _find(str(name_or_path), root)
     return prepare(data, own if features == "auto" else features)
 

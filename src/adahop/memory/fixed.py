@@ -31,6 +31,18 @@ class Memory(nn.Module):
     def refresh(self, h: Tensor, conv: Any, passed: bool) -> None:
         """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
 
+    def settle(self) -> None:
+        """What the last step saw is written, where that had to wait."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What later steps depend on and nothing else can tell: the rows of its histories, by name."""
+        self.settle()
+        return {name: m.value for name, m in self.named_modules() if isinstance(m, History)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        for name, value in state.items():
+            self.get_submodule(name).value.copy_(value)  # type: ignore[union-attr,operator]
+
 
 class FirstLayer(Memory):
     """The first layer's sum of raw features, A x, known once and for all: zero variance, nothing to draw."""

@@ -12,10 +12,10 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of
-from adahop.estimators import FEEDBACK
+from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
-from adahop.models.whole import full_block, node_chunks
+from adahop.models.whole import Rows, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -37,17 +37,22 @@ class Conv(nn.Module):
         self.ready: Any = None
         self.tap: Callable[[Tensor, Block, Tensor | None], None] | None = None  # see `diagnostics`
 
-    def speak(self, h: Tensor, block: Block, coef: Tensor) -> None:
-        if self.watcher is not None:
+    def speak(self, h: Tensor, block: Block, coef: Tensor, scores: tuple[Tensor, Tensor] | None = None) -> None:
+        if self.watcher is not None and self.feedback in FEEDBACK:
             self.watcher(FEEDBACK[self.feedback](h, block, coef))
+        elif self.watcher is not None:
+            self.tell(energies(h, block, coef), coef, scores)
         if self.tap is not None:
             self.tap(h, block, coef)
 
-    def tell(self, energy: Tensor) -> None:
-        """For memories, whose messages are not a coefficient times a row of h."""
-        if self.watcher is not None:
-            one_of(self.feedback, ("energy",), "feedback")
-            self.watcher(energy)
+    def tell(self, energy: Tensor, coef: Tensor | None = None, scores: tuple[Tensor, Tensor] | None = None) -> None:
+        """For memories, whose messages are not a coefficient times a row of h, and for scores (attention alone)."""
+        if self.watcher is None:
+            return
+        one_of(self.feedback, ("energy",) if scores is None else ("energy", "scores"), "feedback")
+        if self.feedback == "scores" and scores is not None and coef is not None:
+            energy = scored(energy, coef, *scores)
+        self.watcher(energy)
 
     def prepare(self, h: Tensor) -> Any:
         """What the sources bring along, whoever the targets are."""
@@ -173,7 +178,8 @@ class GNN(nn.Module):
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
-        self.memories = build(estimator, kinds, graph, x, self.widths, dtype)
+        heads = getattr(self.convs[0], "heads", 1)
+        self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
         if any(m.draws for m in self.memories.values()):
             self._passing = False
             self.inference(graph, x)
@@ -204,15 +210,19 @@ class GNN(nn.Module):
                 if memory is not None:
                     memory.refresh(h, conv, self._passing)
                 conv.ready = conv.prepare(h)
-                parts, kept = [], []
+                out, kept = Rows(len(h)), {k: Rows(len(h)) for k in state}
                 for a, b in cuts:
                     carried = {k: v[a:b] for k, v in state.items()}
-                    out, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
-                    parts.append(out)
-                    kept.append(carried)
+                    part, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
+                    out.put(a, part)
+                    for k, rows in kept.items():
+                        rows.put(a, carried[k])
                 conv.ready = None
-                h, state = torch.cat(parts), {k: torch.cat([s[k] for s in kept]) for k in state}
-            return torch.cat([self.decode(part) for part in h.split(1 << 16)]) if len(h) else self.decode(h)
+                h, state = out.all, {k: rows.all for k, rows in kept.items()}
+            outputs = Rows(len(h))
+            for a in range(0, max(len(h), 1), 1 << 16):
+                outputs.put(a, self.decode(h[a : a + (1 << 16)]))
+            return outputs.all
         finally:
             self.whole = False
             for conv in self.layers():
@@ -222,6 +232,11 @@ class GNN(nn.Module):
     def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None or len(x) == 0:
             return self.encode(x)
-        parts = [self.encode(rows) for rows in x.split(1 << 14)]
-        keys = parts[0][1]
-        return torch.cat([p[0] for p in parts]), {k: torch.cat([p[1][k] for p in parts]) for k in keys}
+        h = Rows(len(x))
+        kept: dict[str, Rows] = {}
+        for a in range(0, len(x), 1 << 14):
+            part, state = self.encode(x[a : a + (1 << 14)])
+            h.put(a, part)
+            for k, v in state.items():
+                kept.setdefault(k, Rows(len(x))).put(a, v)
+        return h.all, {k: rows.all for k, rows in kept.items()}

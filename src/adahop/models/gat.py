@@ -65,7 +65,7 @@ class GATConv(Conv):
         s = own @ self.directions()[0].t()
         score = leaky_relu(s[block.dst] + t[block.src], self.slope)
         coef = attention(score, block, self.form)
-        self.speak(value, block, coef)
+        self.speak(value, block, coef, (s[block.dst], t[block.src]))
         return self._join(gather(value, block, coef))
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:

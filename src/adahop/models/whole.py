@@ -5,9 +5,24 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from adahop.block import Block, expand
 from adahop.graph import Graph
+
+
+class Rows:
+    """A row a node, filled a piece at a time: no piece is held twice, and the whole may lie on disk."""
+
+    all: Tensor
+
+    def __init__(self, n: int):
+        self.n = n
+
+    def put(self, a: int, part: Tensor) -> None:
+        if not hasattr(self, "all"):
+            self.all = torch.empty((self.n, *part.shape[1:]), dtype=part.dtype, device=part.device)
+        self.all[a : a + len(part)] = part
 
 
 def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:

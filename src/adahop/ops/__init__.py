@@ -48,10 +48,13 @@ def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     return cpu_hop.relabel(dst, src, scratch) if fast(dst) else reference.relabel(dst, src)
 
 
-def join(dst: Tensor, drawn: Drawn, indices: Tensor, eid: Tensor | None, weight: Tensor | None, scratch: Tensor) -> Hop:
-    """Number the nodes of drawn edges as `relabel` does, and look the edges up."""
+def join(
+    dst: Tensor, drawn: Drawn, indices: Tensor, eid: Tensor | None, weight: Tensor | None, scratch: Tensor,
+    known: bool | None = None,
+) -> Hop:  # fmt: skip
+    """Number the nodes of drawn edges as `relabel` does, and look the edges up. With `known`, scratch is as in `hop`."""
     if fast(dst):
-        return cpu_hop.join(dst, drawn, indices, eid, weight, scratch)
+        return cpu_hop.join(dst, drawn, indices, eid, weight, scratch, known)
     pos, rows = drawn.pos, torch.arange(drawn.ptr.numel() - 1, device=dst.device)
     nodes, src = relabel(dst, indices[pos].long(), scratch)
     edge_index = torch.stack([src, torch.repeat_interleave(rows, drawn.ptr.diff(), output_size=pos.numel())])

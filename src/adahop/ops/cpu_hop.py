@@ -67,11 +67,12 @@ def hop(indptr, first, indices, eid, weight, dst, k, how, odds, key, scratch, kn
     return Hop(plan.drawn(), *joined.run(plan, plan.work))
 
 
-def join(dst: Tensor, drawn: Drawn, indices: Tensor, eid, weight, scratch: Tensor) -> Hop:
+def join(dst: Tensor, drawn: Drawn, indices: Tensor, eid, weight, scratch: Tensor, known: bool | None) -> Hop:
     ptr, pos = drawn.ptr.numpy(), drawn.pos.numpy()
-    joined = _Join(dst, ptr, pos, indices, eid, weight, scratch, False)
+    joined = _Join(dst, ptr, pos, indices, eid, weight, scratch, bool(known))
     done = Hop(drawn, *joined.run(None, ptr))
-    forget(done.n_id, scratch)
+    if known is None:
+        forget(done.n_id, scratch)
     return done
 
 

@@ -1,13 +1,26 @@
 """Policies: who is likely. One file, one rule; the list is all that the rest of the house knows of them."""
 
+from adahop.policies.attended import Attended
 from adahop.policies.base import Policy, Rows, Static, Uniform
 from adahop.policies.exp3 import Exp3, Exp3M
 from adahop.policies.thanos import Thanos, ThanosM
 from adahop.policies.tracked import Tracked
 
 POLICIES: dict[str, type[Policy]] = {
-    "tracked": Tracked,
+    "tracked": Tracked, "attended": Attended,
     "uniform": Uniform, "static": Static, "exp3": Exp3, "exp3m": Exp3M, "thanos": Thanos, "thanosm": ThanosM,
 }  # fmt: skip
 
-__all__ = ["POLICIES", "Exp3", "Exp3M", "Policy", "Rows", "Static", "Thanos", "ThanosM", "Tracked", "Uniform"]
+__all__ = [
+    "POLICIES",
+    "Attended",
+    "Exp3",
+    "Exp3M",
+    "Policy",
+    "Rows",
+    "Static",
+    "Thanos",
+    "ThanosM",
+    "Tracked",
+    "Uniform",
+]

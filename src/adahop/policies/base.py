@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, edge_weights
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, segment_sum
+from adahop.ops import Drawn, Odds, reference, segment_sum
 
 
 class Policy(nn.Module):
@@ -26,9 +27,25 @@ class Policy(nn.Module):
     def odds(self, layer: int) -> Odds:
         return Odds()
 
+    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
+        """Draw for the targets: the odds are the policy's, the draw is the sampler's."""
+        g = self.graph
+        return ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds(layer), key)
+
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""
         return drawn
+
+    def strength(self, layer: int, dst: Tensor) -> Tensor:
+        """The root of each target's variance at one draw, up to a factor; it decides who gets more of a budget.
+
+        Here sum of a_ij over the neighbours: norms of h alike. (Norms that were tracked made it worse on the graphs
+        tried: where neighbours agree they are large and the variance is small.)
+        """
+        g = self.graph
+        row, place = reference.spans(g.first[dst], g.indptr[dst + 1] - g.first[dst])
+        weight = torch.ones(place.numel(), device=dst.device) if g.weight is None else g.weight[place]
+        return segment_sum(weight, row, dst.numel())
 
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         """Learn from the squared norm of each message of the block."""

@@ -57,7 +57,7 @@ class AdaptiveNeighborLoader(Learner):
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        method: str = "bs.m",
+        method: str = "adahop",
         seed: int = 0,
         prefetch: int = 0,
         replace: bool | None = None,

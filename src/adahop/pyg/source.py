@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from adahop.checks import InputError, KindError, one_of
 from adahop.graph import Graph
-from adahop.methods import METHODS, make
+from adahop.methods import METHODS, OTHER, make
 from adahop.samplers import NeighborSampler
 
 # worker processes learn nothing that the others know of, so their options have no use here
@@ -73,14 +73,15 @@ def node_sampler(
         num_neighbors = num_neighbors.tolist()
     if not isinstance(num_neighbors, Sequence) or isinstance(num_neighbors, str):
         raise InputError(f"`num_neighbors` must be a list with one number a hop, got {num_neighbors!r}")
-    preset = METHODS[one_of(method, METHODS, "method")]
+    preset = METHODS[one_of(method, METHODS, "method")].on(OTHER)
     if weight_attr is not None:
         if weight_attr not in data:
             raise InputError(f"`weight_attr` must name an attribute of the data, got '{weight_attr}'")
         preset, method = METHODS["graphsage"], "graphsage"
         options = {"policy": "static", "weight": data[weight_attr].cpu(), "draw": "systematic", **options}
     if preset.estimator != "plain" or "policy" not in preset.options:
-        fit = [m.name for m in METHODS.values() if "policy" in m.options and m.estimator == "plain"]
+        served = (m.on(OTHER) for m in METHODS.values())
+        fit = [m.name for m in served if "policy" in m.options and m.estimator == "plain"]
         raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
     if replace is not None:
         own = str(options.get("draw", preset.options.get("draw", "multinomial")))

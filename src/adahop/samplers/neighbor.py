@@ -9,16 +9,22 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import one_of
+from adahop.checks import flag, one_of
 from adahop.graph import Graph
+from adahop.ops import random
 from adahop.policies import Policy, Uniform
 from adahop.samplers.base import Sampler, as_block
+from adahop.samplers.budget import passed_down, spread
+
+BUDGET = 7  # the counter of the budget's rounding, a stream of its own
 
 
 class NeighborSampler(Sampler):
     """Each target takes itself exactly and k of its neighbours, drawn by `draw` with the odds of `policy`.
 
     scale = 1/(k q) with replacement and 1/pi without, so that sum weight * scale * h[src] has the full sum as its mean.
+    With `budget`, sizes are totals a layer, spread over a batch's targets (see `spread`) by the variance each would
+    have and by what it counts for in the sums above: a batch's size is known beforehand, whatever the degrees are.
 
     >>> sampler = NeighborSampler(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2])
     >>> sampler.sample([0])[0].scale.tolist()
@@ -32,8 +38,10 @@ class NeighborSampler(Sampler):
         policy: Policy | None = None,
         draw: str = "multinomial",
         seed: int = 0,
+        budget: bool = False,
     ):
         super().__init__(graph, sizes, seed)
+        self.budget = flag(budget, "budget")
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
 
@@ -43,22 +51,37 @@ class NeighborSampler(Sampler):
 
     def draw(self, seeds: Tensor) -> list[Block]:
         dst, blocks, known = seeds, [], False
+        weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            blocks.append(self.hop(layer, dst, known))
-            dst, known = blocks[-1].n_id, True
+            block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
+            blocks.append(block)
+            weighs = passed_down(block, weighs, self.graph) if self.budget else weighs
+            dst, known = block.n_id, True
         if known:
             ops.forget(dst, self._scratch)
         return blocks[::-1]
 
-    def hop(self, layer: int, dst: Tensor, known: bool) -> Block:
+    def hop(self, layer: int, dst: Tensor, k: Tensor, known: bool) -> Block:
         """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
-        g, k = self.graph, torch.tensor([self.sizes[layer]], device=self.graph.device)
-        hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, self.policy.odds(layer),
-                      self.key(layer), self._scratch, known)  # fmt: skip
-        return as_block(dst, hop._replace(drawn=self.policy.scaled(dst, hop.drawn)))
+        g, policy, key = self.graph, self.policy, self.key(layer)
+        if type(policy).places is Policy.places:
+            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, policy.odds(layer), key,
+                          self._scratch, known)  # fmt: skip
+        else:
+            drawn = policy.places(layer, dst, k, self.how, key)
+            hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
+        return as_block(dst, hop._replace(drawn=policy.scaled(dst, hop.drawn)))
+
+    def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
+        """How many each target draws: one number for all, or a share of the layer's budget each."""
+        size = self.sizes[layer]
+        if not self.budget or size < 0:
+            return torch.tensor([size], device=dst.device)
+        most = self.graph.indptr[dst + 1] - self.graph.first[dst]
+        return spread(size, weighs * self.policy.strength(layer, dst), most, random.key(self.key(layer), BUDGET))
 
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:

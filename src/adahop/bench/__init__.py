@@ -1,0 +1,1 @@
+"""Benchmarks: our samplers and training beside those of other libraries, in turns, on one graph and machine."""

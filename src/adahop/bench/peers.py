@@ -1,0 +1,126 @@
+"""Other libraries' samplers, as they come: what can be imported takes part, what cannot says why."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.bench.clock import Runner
+from adahop.checks import one_of
+from adahop.graph import Graph
+
+
+class Absent(Exception):
+    """A peer that cannot take part here; the message says why."""
+
+
+class DGL:
+    """Classic DGL 2.1: neighbours drawn and relabelled into its blocks. The ids are int32, with which it is fastest."""
+
+    kinds = ("uniform", "uniform:replace=false", "weighted", "weighted:replace=false", "labor")
+
+    def __init__(self, graph: Graph):
+        self.dgl = import_dgl()
+        places = tuple(t.to(torch.int32) for t in (graph.indptr, graph.indices))
+        self.graph = self.dgl.graph(("csc", (*places, torch.empty(0, dtype=torch.int32))), num_nodes=graph.num_nodes)
+
+    def set_threads(self, n: int) -> None:
+        self.dgl.utils.set_num_threads(n)
+
+    def sampler(self, kind: str, sizes: Sequence[int]) -> Any:
+        name, _, without = kind.partition(":")
+        if name == "labor":
+            return self.dgl.dataloading.LaborSampler(list(sizes))
+        prob = None if name == "uniform" else "w"
+        if prob and "w" not in self.graph.edata:
+            chance = torch.Generator().manual_seed(0)
+            self.graph.edata["w"] = torch.rand(self.graph.num_edges(), generator=chance) + 0.01
+        return self.dgl.dataloading.NeighborSampler(list(sizes), prob=prob, replace=not without)
+
+    def runner(self, kind: str, sizes: Sequence[int]) -> Runner:
+        sampler = self.sampler(kind, sizes)
+
+        def work(seeds: Tensor) -> int:
+            return sum(block.num_edges() for block in sampler.sample_blocks(self.graph, seeds.int())[2])
+
+        return Runner(f"dgl:{kind}", work, peer=True)
+
+
+class PyG:
+    """PyG's NeighborSampler over pyg-lib or torch-sparse: one subgraph a batch, relabelled."""
+
+    kinds = ("uniform", "uniform:replace=false", "weighted")
+
+    def __init__(self, graph: Graph):
+        from torch_geometric import typing
+        from torch_geometric.data import Data
+
+        if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
+            raise Absent("PyG samples only with pyg-lib or torch-sparse, and neither is installed")
+        chance = torch.Generator().manual_seed(0)
+        weight = torch.rand(graph.num_edges, generator=chance) + 0.01
+        self.data = Data(edge_index=graph.edge_index(), num_nodes=graph.num_nodes, weight=weight)
+
+    def set_threads(self, n: int) -> None:
+        pass  # it follows torch
+
+    def runner(self, kind: str, sizes: Sequence[int]) -> Runner:
+        from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
+
+        name, _, without = kind.partition(":")
+        weighted: dict[str, Any] = {"weight_attr": "weight"} if name == "weighted" else {}
+        hops = list(sizes)[::-1]  # it counts from the seeds
+        sampler = NeighborSampler(self.data, hops, replace=not without, **weighted)
+
+        def work(seeds: Tensor) -> int:
+            return int(sampler.sample_from_nodes(NodeSamplerInput(None, seeds)).row.numel())
+
+        return Runner(f"pyg:{kind}", work, peer=True)
+
+
+PEERS: dict[str, Callable[[Graph], Any]] = {"dgl": DGL, "pyg": PyG}
+
+
+def import_dgl() -> Any:
+    """DGL without its GraphBolt, whose library is built for one version of torch alone and stops the import.
+
+    Nothing of GraphBolt is measured here: an empty module in its place lets the rest of DGL come in.
+    """
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else it writes a file into the user's home to say so
+    if "dgl" not in sys.modules:
+        sys.modules.setdefault("dgl.graphbolt", types.ModuleType("dgl.graphbolt"))
+    try:
+        import dgl
+    except Exception as e:  # a binary for another torch fails in many ways
+        sys.modules.pop("dgl.graphbolt", None)
+        raise Absent(f"DGL cannot be imported ({type(e).__name__}: {e}); pip install adahop[peers]") from None
+    return dgl
+
+
+def find(names: Sequence[str], graph: Graph) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the peers that are here, why the others are not). A name is a library's, or library:kind."""
+    present: dict[str, Any] = {}
+    absent: dict[str, str] = {}
+    for name in dict.fromkeys(part.partition(":")[0] for part in names):
+        try:
+            present[name] = PEERS[one_of(name, PEERS, "peers")](graph)
+        except Absent as e:
+            absent[name] = str(e)
+    return present, absent
+
+
+def runners(names: Sequence[str], present: dict[str, Any], sizes: Sequence[int]) -> list[Runner]:
+    """One runner for each library:kind that was asked for; a library's name alone asks for all its kinds."""
+    found = []
+    for text in names:
+        name, _, kind = text.partition(":")
+        if name in present:
+            kinds = [one_of(kind, present[name].kinds, f"peers of {name}")] if kind else present[name].kinds
+            found += [present[name].runner(k, sizes) for k in kinds]
+    return found

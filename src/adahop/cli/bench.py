@@ -1,0 +1,72 @@
+"""`adahop bench`: how fast sampling and training are here, beside other libraries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from adahop.bench import sampling as side_by_side
+from adahop.bench import show
+from adahop.checks import InputError
+from adahop.cli import app, numbers
+from adahop.cli.train import option
+from adahop.records import Records
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside other libraries, in turns.")
+app.add_typer(bench, name="bench")
+
+GRAPH = "rmat:N,E, star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
+PARTS = "With commas between; parts may be set, like bs:update=true or graphsage:policy=tracked:draw=systematic."
+PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform; none for nobody."
+AS_JSON = typer.Option("--json", help="One JSON object a line on stdout.")
+
+
+@bench.command()
+def sampling(
+    graph: Annotated[str, option(GRAPH)] = "rmat:200000,10000000",
+    sizes: Annotated[str, option("Neighbours a node draws, input layer first; layer-wise: times the batch.")] = "10,10",
+    batch_size: Annotated[int, option("Seeds a batch.")] = 1024,
+    threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
+    methods: Annotated[str, option(PARTS)] = ",".join(side_by_side.METHODS),
+    peers: Annotated[str, option(PEERS)] = "dgl,pyg",
+    rounds: Annotated[int, option("Turns that everyone takes.")] = 5,
+    seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.25,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    out: Annotated[str | None, option("Folder for sampling.jsonl and a plot.")] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Edges drawn and relabelled a second, and the ratio to every peer that can be imported."""
+    plan = side_by_side.Plan(
+        graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
+        words(peers, "peers"), rounds, seconds, device,
+    )  # fmt: skip
+    if not plan.methods:
+        raise InputError(f"`methods` must be names with commas between, like graphsage,bs, got '{methods}'")
+    records = None if out is None else Records(out)
+    rows = side_by_side.measure(plan, say)
+    publish(rows, "sampling", records, as_json)
+
+
+def words(text: str, what: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    return list(dict.fromkeys(part for part in parts if part and part != "none"))
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def publish(rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool) -> None:
+    """The table for people, the rows for programs, the plot for a page."""
+    for row in rows if as_json else ():
+        print(json.dumps(row), flush=True)
+    Console(stderr=as_json, width=None if sys.stdout.isatty() else 160).print(show.table(rows))
+    if records:
+        records.fresh(f"{name}.jsonl")
+        for row in rows:
+            records.row(f"{name}.jsonl", row)
+        say("plot: " + ", ".join(map(str, show.bars(rows, records.folder / name))))

@@ -1,0 +1,101 @@
+"""`adahop train --resume DIR`: what the folder says, what may be said beside it, and rows that stay in step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from adahop.checkpoint import Checkpoints
+from adahop.checks import InputError, count
+from adahop.config import Config
+from adahop.records import Records, sweep
+
+CHECKPOINTS = "checkpoints"
+FREE = ("context", "resume", "checkpoint_every", "as_json")  # flags that do not say what is trained
+
+
+class Kept:
+    """The settings of a run that was stopped, from its config.json."""
+
+    def __init__(self, folder: str):
+        self.folder = Path(folder)
+        said = read_json(self.folder / "config.json", "`resume` must be a folder that `adahop train --out` wrote")
+        try:
+            self.dataset, seeds = said.pop("dataset"), said.pop("seeds")
+            self.log_variance = count(said.pop("log_variance", 0), 0, "log_variance")
+            self.seeds = range(count(seeds[0], 0, "seeds"), seeds[-1] + 1)
+            if not isinstance(self.dataset, str) or list(self.seeds) != seeds:
+                raise InputError(f"`seeds` must be counted up, got {seeds}")
+            self.config = Config(**said)
+        except InputError as e:
+            raise InputError(f"in {self.folder / 'config.json'}, {e}") from None
+        except (TypeError, KeyError, IndexError, AttributeError) as e:
+            raise InputError(
+                f"{self.folder / 'config.json'} must hold the settings of `adahop train`, got {type(e).__name__}: {e}"
+            ) from None
+        sweep(self.folder)
+        sweep(self.folder / CHECKPOINTS)
+
+    def agrees(self, context: typer.Context) -> None:
+        """Every flag on the line says what the folder says."""
+        for name, value in context.params.items():
+            source = context.get_parameter_source(name)
+            if name in FREE or source is None or source.name != "COMMANDLINE":
+                continue
+            if str(value) != str(self.flag(name)):
+                flag = {"options": "option"}.get(name, name)
+                raise InputError(
+                    f"`{flag}` must be {self.flag(name)} or left out, as in {self.folder / 'config.json'}, got {value}"
+                )
+
+    def flag(self, name: str) -> Any:
+        """What a flag would have said."""
+        known = {
+            "dataset": self.dataset, "seed": self.seeds[0], "runs": len(self.seeds), "out": str(self.folder),
+            "sizes": ",".join(map(str, self.config.sizes)), "log_variance": self.log_variance,
+            "options": [f"{k}={_word(v)}" for k, v in self.config.method_options.items()],
+        }  # fmt: skip
+        if name in known:
+            return known[name]
+        return getattr(self.config, name, self.config.model_options.get(name))
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def read_json(path: Path, must: str = "") -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as e:
+        raise InputError(
+            f"{must or f'{path} must be readable'}, got {path.parent} ({path.name}: {e.strerror})"
+        ) from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} must be a JSON object, got something else")
+    return found
+
+
+def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
+    """The checkpoints of a seed's run; rows of metrics.jsonl past the last of them will come again, so they go."""
+    kept = Checkpoints(
+        records.folder / CHECKPOINTS, every, f"seed{seed}", lambda s: print(f"adahop: {s}", file=sys.stderr)
+    )
+    state = kept.last()
+    done = {"epochs": 0, "steps": 0} if state is None else state["result"]
+    if state is not None:
+        print(f"seed {seed} goes on after step {done['steps']}, epoch {done['epochs']}", file=sys.stderr)
+
+    def stays(row: dict[str, Any]) -> bool:
+        if row.get("seed") != seed:
+            return True
+        return row["epoch"] <= done["epochs"] if "epoch" in row else row.get("step", 0) <= done["steps"]
+
+    records.keep("metrics.jsonl", stays)
+    return kept

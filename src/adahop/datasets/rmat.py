@@ -1,0 +1,122 @@
+"""RMAT graphs: heavy-tailed degrees at any size, the same for the same numbers, kept on disk once made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numba as nb
+import numpy as np
+import torch
+
+from adahop.checks import InputError
+from adahop.graph import Graph
+from adahop.ops.random import base, key, mix
+from adahop.records import write_whole
+
+QUARTERS = (0.57, 0.19, 0.19)  # of the adjacency matrix, at every level; the last has the rest
+CHUNK = 1 << 22  # edges drawn at once
+TRIES = 64  # rounds of chunks before a graph is too dense to be filled by chance
+_A, _B, _C = (round(65536 * sum(QUARTERS[: i + 1])) for i in range(3))
+
+
+def rmat(spec: str) -> Graph:
+    """`rmat:N,E[,SEED]`: N nodes and exactly E in-edges, no loops, no parallel edges, ids shuffled.
+
+    Each edge walks down the quarters of the adjacency matrix (Chakrabarti et al. 2004), so few nodes have very many
+    neighbours. Kept under `$ADAHOP_CACHE/rmat` (~/.cache/adahop/rmat) where that can be written.
+
+    >>> rmat("rmat:100,500")
+    Graph(num_nodes=100, num_edges=500, weighted=False)
+    """
+    n, m, seed = _parse(spec)
+    path = _cache() / f"{n}-{m}-{seed}.npz"
+    found = _read(path, n, m)
+    if found is None:
+        found = _make(n, m, seed)
+        _write(path, *found)
+    indptr, indices = map(torch.from_numpy, found)
+    return Graph(indptr, indices, None, None, indptr[:-1].clone())
+
+
+def _parse(spec: str) -> tuple[int, int, int]:
+    try:
+        numbers = [int(word) for word in spec.partition(":")[2].split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (2, 3) or min(numbers) < 0:
+        raise InputError(f"`graph` must be rmat:N,E or rmat:N,E,SEED, got '{spec}'")
+    n, m, seed = [*numbers, 0][:3]
+    if not (2 <= n < 2**31 and 1 <= m <= n * (n - 1) // 8):
+        raise InputError(f"`graph` rmat:N,E must have 2 <= N < 2^31 and 1 <= E <= N (N - 1) / 8, got '{spec}'")
+    return n, m, seed
+
+
+def _make(n: int, m: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw until E different edges are there, then leave out as many as are too many, by chance."""
+    rng = np.random.default_rng(seed)
+    names = rng.permutation(n).astype(np.int64)
+    levels, edges, chunk = max(int(n - 1).bit_length(), 1), np.empty(0, np.int64), 0
+    for _ in range(TRIES):
+        lacking = m - edges.size
+        if lacking <= 0:
+            break
+        fresh = [edges]
+        for _ in range(-(-int(lacking * 1.3) // CHUNK)):
+            fresh.append(_chunk(min(CHUNK, int(lacking * 1.3) + 64), levels, names, key(seed, chunk)))
+            chunk += 1
+        edges = np.concatenate(fresh)
+        edges.sort()
+        edges = edges[np.concatenate([[True], edges[1:] != edges[:-1]])]
+    else:
+        raise InputError(f"`graph` rmat:{n},{m} must be sparser: {TRIES} rounds found {edges.size} edges")
+    if edges.size > m:
+        edges = np.delete(edges, rng.choice(edges.size, edges.size - m, replace=False))
+    indptr = np.searchsorted(edges, np.arange(n + 1) * n)
+    edges %= n
+    return indptr.astype(np.int64), edges.astype(np.int32)
+
+
+def _chunk(size: int, levels: int, names: np.ndarray, stream: int) -> np.ndarray:
+    out = np.empty(size, np.int64)
+    return out[: _walk(levels, names, stream, out)]
+
+
+@nb.njit(nogil=True, cache=True)
+def _walk(levels, names, stream, out):
+    """out[:k] = target * N + source of the walks that end at two different nodes; 16 random bits a level."""
+    n, k = names.shape[0], 0
+    for e in range(out.shape[0]):
+        bits = base(stream, e)
+        i, j = 0, 0
+        for level in range(levels):
+            if level % 4 == 0 and level > 0:
+                bits = mix(bits)
+            u = np.int64((bits >> np.uint64(16 * (level % 4))) & np.uint64(0xFFFF))
+            i, j = 2 * i + int(u >= _B), 2 * j + int((_A <= u < _B) or u >= _C)
+        if i != j and i < n and j < n:
+            out[k] = names[i] * n + names[j]
+            k += 1
+    return k
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop") / "rmat"
+
+
+def _read(path: Path, n: int, m: int) -> tuple[np.ndarray, np.ndarray] | None:
+    try:
+        with np.load(path, allow_pickle=False) as z:
+            indptr, indices = z["indptr"], z["indices"]
+    except Exception:  # missing, truncated or not ours: all the same
+        return None
+    return (indptr, indices) if indptr.shape == (n + 1,) and indices.shape == (m,) else None
+
+
+def _write(path: Path, indptr: np.ndarray, indices: np.ndarray) -> None:
+    """Without a place to write, the graph is made anew the next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda f: np.savez(f, indptr=indptr, indices=indices))
+    except (OSError, InputError):
+        return

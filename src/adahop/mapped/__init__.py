@@ -1,0 +1,7 @@
+"""Beyond memory: graphs and features mapped from files, policy state and histories in files of their own."""
+
+from adahop.mapped.folder import Folder, manifest, opened, read, scratch
+from adahop.mapped.graph import MappedGraph
+from adahop.mapped.state import on_disk
+
+__all__ = ["Folder", "MappedGraph", "manifest", "on_disk", "opened", "read", "scratch"]

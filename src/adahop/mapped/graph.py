@@ -1,0 +1,149 @@
+"""MappedGraph: a graph whose arrays stay on disk; normalising it writes a folder instead of filling memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adahop.checks import InputError, one_of
+from adahop.graph import Graph
+from adahop.mapped.folder import MANIFEST, Folder, manifest, read
+
+ARRAYS = ("indptr", "indices", "weight", "eid", "first")
+EDGES = 1 << 22  # edges at once
+
+
+class MappedGraph(Graph):
+    """A Graph from a folder of `adahop convert --mmap`. Draws touch the pages they need; O(N) work is done in memory.
+
+    `edge_index()`, `dst()` and `edge_weight()` still make what they say, in memory.
+    """
+
+    def __init__(self, home: Path, arrays: dict[str, Tensor], name: str):
+        super().__init__(*(arrays.get(k) for k in ARRAYS))  # type: ignore[arg-type]
+        self.home, self.name = home, name
+
+    @classmethod
+    def open(cls, home: str | Path) -> MappedGraph:
+        return cls.of(Path(home), read(Path(home))[0])
+
+    @classmethod
+    def of(cls, home: Path, arrays: dict[str, Tensor]) -> MappedGraph:
+        """From a folder's arrays; its name is made of the manifest's checksums, so nothing is read for it."""
+        for name in ("indptr", "indices", "first"):
+            if name not in arrays:
+                raise InputError(f"{home} must hold the array {name}, got {', '.join(arrays) or 'none'}")
+        known = {k: v["crc32"] for k, v in manifest(home)[0].items() if k in ARRAYS}
+        name = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return cls(home, arrays, name)
+
+    def hash(self) -> str:
+        return self.name
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        return self if torch.device(device).type == "cpu" else super().to(device, non_blocking)
+
+    def normalized(self, kind: str | None = "row", self_loops: bool = True) -> Graph:
+        """As `Graph.normalized`, kept in a folder inside the graph's own (or under ADAHOP_CACHE) for the next time."""
+        if kind is not None:
+            one_of(kind, ("row", "sym"), "kind")
+        if kind is None and not self_loops:
+            return self
+        home = self._kept(f"{kind or 'raw'}{'-loops' if self_loops else ''}")
+        if not (home / MANIFEST).is_file():
+            _write(self, home, kind, self_loops)
+        arrays = read(home)[0]
+        rest = {k: t for k, t in self._tensors() if k not in arrays}  # without loops only the weights are new
+        return MappedGraph(home, {**rest, **arrays}, f"{self.name}-{home.name}")
+
+    def _kept(self, part: str) -> Path:
+        """Where the normalised graph is, or will be."""
+        inside = self.home / f"normalized-{part}"
+        if (inside / MANIFEST).is_file() or os.access(self.home, os.W_OK):
+            return inside
+        cache = Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop")
+        return cache / "normalized" / f"{self.name}-{part}"
+
+
+def save(graph: Graph, folder: Folder) -> None:
+    """The graph's arrays as files of a folder."""
+    for name, t in graph._tensors():
+        folder.save(name, t)
+
+
+def ranges(indptr: Tensor, edges: int = EDGES) -> Iterator[tuple[int, int]]:
+    """Ranges of nodes with about so many in-edges each."""
+    n = indptr.numel() - 1
+    marks = torch.arange(0, int(indptr[-1]) + n + edges, edges)
+    cuts = torch.searchsorted(indptr + torch.arange(n + 1), marks).clamp(max=n).unique().tolist()
+    yield from pairwise(sorted({0, n, *cuts}))
+
+
+def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
+    n, m = g.num_nodes, g.num_edges + (g.num_nodes if loops else 0)
+    with Folder(home, {"of": g.name}) as folder:
+        out: dict[str, Any] = {}
+        if kind is not None or g.weight is not None:
+            out["weight"] = folder.array("weight", np.float32, (m,))
+        if loops:
+            steps = torch.arange(n + 1)
+            folder.save("indptr", g.indptr + steps)
+            folder.save("first", g.first + steps[1:])
+            out["indices"] = folder.array("indices", g.indices.numpy().dtype, (m,))
+            out["eid"] = folder.array("eid", np.int32 if m < 2**31 else np.int64, (m,))
+        total = torch.zeros(n, dtype=torch.double)
+        if kind == "sym":  # a first pass: the other end's sum is needed before its turn
+            for a, b in ranges(g.indptr):
+                total[a:b] = _piece(g, a, b, loops).total()
+            total = total.rsqrt().masked_fill(total == 0, 0.0)
+        for a, b in ranges(g.indptr):
+            _piece(g, a, b, loops).write(out, kind, total)
+
+
+class _Piece:
+    """Some nodes' edges in memory, with their loops: place, target row, source, weight and id of each."""
+
+    def __init__(self, a: int, b: int, at: int, row: Tensor, src: Tensor, weight: Tensor, eid: Tensor):
+        self.a, self.b, self.at, self.row, self.src, self.weight, self.eid = a, b, at, row, src, weight, eid
+
+    def total(self) -> Tensor:
+        return torch.zeros(self.b - self.a, dtype=torch.double).index_add_(0, self.row, self.weight)
+
+    def write(self, out: dict[str, Any], kind: str | None, root: Tensor) -> None:
+        weight = self.weight
+        if kind == "row":
+            weight = weight / self.total().clamp(min=1e-300)[self.row]
+        elif kind == "sym":
+            weight = weight * root[self.row + self.a] * root[self.src]
+        for name, value in (("weight", weight), ("indices", self.src), ("eid", self.eid)):
+            if name in out:
+                out[name][self.at : self.at + self.row.numel()] = value.numpy()
+
+
+def _piece(g: MappedGraph, a: int, b: int, loops: bool) -> _Piece:
+    lo, hi, n = int(g.indptr[a]), int(g.indptr[b]), b - a
+    row = torch.repeat_interleave(torch.arange(n), g.indptr[a : b + 1].diff())
+    src = g.indices[lo:hi].long()
+    weight = torch.ones(hi - lo, dtype=torch.double) if g.weight is None else g.weight[lo:hi].double()
+    eid = torch.arange(lo, hi) if g.eid is None else g.eid[lo:hi].long()
+    if not loops:
+        return _Piece(a, b, lo, row, src, weight, eid)
+    nodes = torch.arange(n)
+    old = torch.arange(hi - lo) + row + 1
+    new = g.indptr[a:b] - lo + nodes
+    both = []
+    mine = (nodes, nodes + a, torch.ones(n, dtype=torch.double), nodes + a + g.num_edges)
+    for own, others in zip(mine, (row, src, weight, eid), strict=True):
+        t = torch.empty(hi - lo + n, dtype=others.dtype)
+        t[new], t[old] = own, others
+        both.append(t)
+    return _Piece(a, b, lo + a, *both)

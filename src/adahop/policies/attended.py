@@ -1,0 +1,75 @@
+"""Attention without seeing everyone: scores of all neighbours from one number a node and head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from adahop import ops
+from adahop.block import Block
+from adahop.checks import between, count
+from adahop.graph import Graph
+from adahop.ops import Drawn, Odds, reference, segment_max, segment_sum
+from adahop.policies.tracked import Tracked
+
+
+class Attended(Tracked):
+    """q_ij in proportion to a_ij sqrt(v_j), for GAT: a_ij = softmax over all neighbours of act(s_i + t_j).
+
+    s and t, as they were when a node was last a target or a source, are kept beside the norm v of `Tracked`: 12 + 8
+    bytes a node, layer and head. A node never seen has the mean of the others. A draw reads n numbers a target.
+
+    >>> policy = Attended(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
+    >>> policy.chances(0, torch.tensor([0]))[2].tolist()
+    [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
+    """
+
+    feedback = "scores"
+    scores: Tensor
+    known: Tensor
+    typical: Tensor
+
+    def __init__(self, graph: Graph, layers: int, heads: int = 1, slope: float = 0.2, eta: float = 0.05,
+                 memory: float = 0.2):  # fmt: skip
+        super().__init__(graph, layers, eta, memory)
+        self.heads, self.slope = count(heads, 1, "heads"), between(slope, 0.0, 1.0, "slope")
+        n, device = graph.num_nodes, graph.device
+        self.register_buffer("scores", torch.zeros(2, layers, n, heads, device=device))  # s, then t
+        self.register_buffer("known", torch.zeros(2, layers, n, dtype=torch.bool, device=device))
+        self.register_buffer("typical", torch.zeros(2, layers, heads, device=device))
+
+    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
+        """The draw over the targets' own edges, laid end to end, with the odds of each pair."""
+        g = self.graph
+        _, place, chance = self.chances(layer, dst)
+        ptr = torch.cat([dst.new_zeros(1), (g.indptr[dst + 1] - g.indptr[dst]).cumsum(0)])
+        after = ptr[:-1] + (g.first[dst] - g.indptr[dst])
+        rows = torch.arange(dst.numel(), device=dst.device)
+        odds = Odds(edge=chance, eta=self.eta)
+        drawn = ops.draw(ptr, after, g.indices[place], rows, k, how, odds, key)
+        return drawn._replace(pos=place[drawn.pos])
+
+    def chances(self, layer: int, dst: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(row, place, odds) of every edge of the targets; the odds are those of its attention times its norm."""
+        g = self.graph
+        row, place = reference.spans(g.indptr[dst], g.indptr[dst + 1] - g.indptr[dst])
+        src = g.indices[place].long()
+        score = leaky_relu(self._score(0, layer, dst)[row] + self._score(1, layer, src), self.slope)
+        raw = (score - segment_max(score, row, dst.numel())[row]).exp()
+        share = raw / segment_sum(raw, row, dst.numel())[row]
+        return row, place, share.square().sum(1).sqrt() * self.root[layer][src]
+
+    def _score(self, end: int, layer: int, node: Tensor) -> Tensor:
+        known = self.known[end, layer][node].unsqueeze(1)
+        return torch.where(known, self.scores[end, layer][node], self.typical[end, layer])
+
+    @torch.no_grad()
+    def update(self, layer: int, block: Block, energy: Tensor) -> None:
+        if energy.numel() == 0:
+            return
+        norm, s, t = energy[:, 0], energy[:, 1 : 1 + self.heads], energy[:, 1 + self.heads :]
+        for end, node, score in ((0, block.n_id[block.dst], s), (1, block.n_id[block.src], t)):
+            self.scores[end, layer, node], self.known[end, layer, node] = score, True
+            self.typical[end, layer].lerp_(score.mean(0), 0.1)
+        super().update(layer, block, norm * (block.weight * block.scale).square())
