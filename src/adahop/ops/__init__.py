@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from adahop.ops import cpu, cpu_hop, random, reference
-from adahop.ops.kinds import DRAWS, Drawn, Hop, Odds, Tree
+from adahop.ops.kinds import DRAWS, Bound, Drawn, Hop, Odds, Tree
 from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Drawn", "Hop", "Odds", "Tree", "draw", "exp3", "forget", "full_sum", "gather_sum", "get_threads",
+    "DRAWS", "Bound", "Drawn", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum", "gather_sum", "get_threads",
     "grow", "hop",
     "join", "large_pages", "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads",
     "threads",
@@ -108,3 +108,8 @@ def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
 def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
     """EXP3's update in one pass, on the CPU: rule = (reward times k, paper's step, step, eta, horizon, memory)."""
     cpu.exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch)
+
+
+def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None, node: Tensor, out: Bound) -> None:
+    """The sums and reaches of weight * node[source], in one pass over all edges, on the CPU."""
+    cpu.bound(indptr, first, indices, weight, node, out)

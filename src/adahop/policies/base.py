@@ -27,10 +27,14 @@ class Policy(nn.Module):
     def odds(self, layer: int) -> Odds:
         return Odds()
 
+    def odds_for(self, layer: int, how: str) -> Odds:
+        """The odds where they may depend on the kind of draw."""
+        return self.odds(layer)
+
     def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
         """Draw for the targets: the odds are the policy's, the draw is the sampler's."""
         g = self.graph
-        return ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds(layer), key)
+        return ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds_for(layer, how), key)
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""

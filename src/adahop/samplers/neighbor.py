@@ -68,8 +68,8 @@ class NeighborSampler(Sampler):
         """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
         g, policy, key = self.graph, self.policy, self.key(layer)
         if type(policy).places is Policy.places:
-            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, policy.odds(layer), key,
-                          self._scratch, known)  # fmt: skip
+            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how,
+                          policy.odds_for(layer, self.how), key, self._scratch, known)  # fmt: skip
         else:
             drawn = policy.places(layer, dst, k, self.how, key)
             hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
