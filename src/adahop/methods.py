@@ -56,7 +56,7 @@ WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
-        Method("adahop", "node-wise", True, "12 bytes a node, a layer; for gcn, sage and gat also 4 a node and unit of "
+        Method("adahop", "node-wise", True, "16 bytes a node, a layer; for gcn, sage and gat also 4 a node and unit of "
                "width, a hidden layer", node_wise, {"policy": "tracked", "draw": "systematic"},
                estimator="exact+history", instead={"geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),

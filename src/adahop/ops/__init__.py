@@ -10,16 +10,15 @@ import os
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu, cpu_hop, random, reference
+from adahop.ops import cpu, cpu_hop, notice, random, reference
 from adahop.ops.kinds import DRAWS, Bound, Drawn, Hop, Odds, Tree
 from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Bound", "Drawn", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum", "gather_sum", "get_threads",
-    "grow", "hop",
-    "join", "large_pages", "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads",
-    "threads",
+    "DRAWS", "Bound", "Drawn", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum", "gather_sum",
+    "get_threads", "grow", "hop", "join", "large_pages", "notice", "over", "random", "reference", "relabel", "segment_max",
+    "segment_sum", "set_threads", "threads",
 ]  # fmt: skip
 
 segment_sum, segment_max = reference.segment_sum, reference.segment_max
@@ -52,7 +51,7 @@ def join(
     dst: Tensor, drawn: Drawn, indices: Tensor, eid: Tensor | None, weight: Tensor | None, scratch: Tensor,
     known: bool | None = None,
 ) -> Hop:  # fmt: skip
-    """Number the nodes of drawn edges as `relabel` does, and look the edges up. With `known`, scratch is as in `hop`."""
+    """Number the nodes of drawn edges as `relabel` does, and look the edges up. With `known`, scratch as in `hop`."""
     if fast(dst):
         return cpu_hop.join(dst, drawn, indices, eid, weight, scratch, known)
     pos, rows = drawn.pos, torch.arange(drawn.ptr.numel() - 1, device=dst.device)

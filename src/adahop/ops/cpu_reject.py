@@ -1,4 +1,4 @@
-"""Draws by rejection on the CPU: a neighbour at random, kept in proportion to its number; no neighbourhood is scanned."""
+"""Draws by rejection on the CPU: a neighbour at random, kept in proportion to its number; nothing is scanned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOLD, _HALF, _LOW = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), np.uint64(0xF
 
 @nb.njit(nogil=True, cache=True)
 def sum_up(lo, hi, indptr, first, indices, weight, node, total, reach):
-    """The sum of x_j = weight * node[source] over each node's neighbours, and how far the largest lies above the mean."""
+    """The sum of x = weight * node[source] over each node's neighbours, and how far the largest is above the mean."""
     for v in range(lo, hi):
         a, b = first[v], indptr[v + 1]
         c, best = 0.0, 0.0
@@ -68,8 +68,8 @@ def values(m, pos, indices, weight, node, value):
 
 
 @nb.njit(nogil=True, cache=True)
-def open_group(lo, hi, dst, start, size, loops, ptr, ks, key, eta, odds, indices, total, reach, bound, row, stream, slot,
-               chosen, drawn, w, idx, out):  # fmt: skip
+def open_group(lo, hi, dst, start, size, loops, ptr, ks, key, eta, odds, indices, total, reach, bound, row, stream,
+               slot, chosen, drawn, w, idx, out):  # fmt: skip
     """Fill what needs no tries or is better scanned; list the other draws, and those of the even share as chosen."""
     pos, prob, scale = drawn
     m = 0
@@ -101,7 +101,6 @@ def reject_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, bounds, drawn):
     start, size, loops = where
     _, weight, node, eta = odds
     total, reach = bounds
-    pos, prob, scale = drawn
     most, longest = 1, 1
     for at in range(lo, hi, GROUP):
         most = max(most, ptr[min(at + GROUP, hi)] - ptr[at])
