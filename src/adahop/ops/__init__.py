@@ -17,7 +17,8 @@ from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
     "DRAWS", "Bound", "Drawn", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum", "gather_sum",
-    "get_threads", "grow", "hop", "join", "large_pages", "notice", "over", "random", "reference", "relabel", "segment_max",
+    "get_threads", "grow", "hop", "join", "large_pages",
+    "notice", "over", "random", "reference", "relabel", "segment_max",
     "segment_sum", "set_threads", "threads",
 ]  # fmt: skip
 
