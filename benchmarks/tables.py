@@ -62,12 +62,13 @@ def epoch(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     what = f"{first['arch']} GCN, hidden {first['hidden']}, sizes {first['sizes']}, batches of {first['batch_size']}"
     clock = "" if first["clock"] == "wall" else " Processor seconds: the machine was busy."
-    return f"### An epoch on PPI: {what}\n\nThe ratio is to the faster of DGL's two.{clock}\n\n{markdown(rows, KEYS['epoch'])}"
+    said = f"The ratio is to the faster of DGL's two.{clock}"
+    return f"### An epoch on PPI: {what}\n\n{said}\n\n{markdown(rows, KEYS['epoch'])}"
 
 
 def inference(rows: list[dict[str, Any]]) -> str:
-    out = "### Inference over the whole graph\n\n| graph | skeleton | graph + features + output, MB | peak, MB | ratio |\n"
-    out += "|---|---|---:|---:|---:|\n"
+    out = "### Inference over the whole graph\n\n"
+    out += "| graph | skeleton | graph + features + output, MB | peak, MB | ratio |\n|---|---|---:|---:|---:|\n"
     for r in rows:
         sizes = f"{r['needed_bytes'] / 1e6:,.0f} | {r['peak_bytes'] / 1e6:,.0f} | {r['ratio']:.2f}"
         out += f"| {r['graph']}, {r['features']} features | {r['arch']} | {sizes} |\n"
