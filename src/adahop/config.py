@@ -34,6 +34,7 @@ class Config:
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
     device: str = "cpu"
     state: str | None = None  # a folder: policy state and histories lie in files there instead of in memory
+    partition: str | None = None  # range or metis: each of several processes owns a part of the graph
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
 
@@ -53,7 +54,9 @@ class Config:
         between(self.average, 0.0, 0.9999, "average")
         if self.estimator is not None:
             one_of(self.estimator, ESTIMATORS, "estimator")
-        one_of(self.device.split(":")[0], ("cpu", "cuda"), "device")
+        if self.partition is not None:
+            one_of(self.partition, ("range", "metis"), "partition")
+        one_of(str(self.device).split(":")[0], ("cpu", "cuda"), "device")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
 

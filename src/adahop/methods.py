@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from adahop.checks import InputError, one_of
+from adahop.checks import InputError, one_of, room_for
 from adahop.graph import Graph
 from adahop.policies import POLICIES
 from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor, Ladies, NeighborSampler, Sampler
@@ -94,4 +94,5 @@ def make(method: str, graph: Graph, sizes: Sequence[int], seed: int = 0, **optio
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for name in options:
             one_of(name, [p for p in known if p not in ("graph", "sizes", "seed")], f"{method}'s option")
-    return preset.build(graph, sizes, seed=seed, **merged)
+    with room_for(f"the state of method '{method}'"):
+        return preset.build(graph, sizes, seed=seed, **merged)

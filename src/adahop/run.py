@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from adahop import models
 from adahop.checkpoint import content_hash
 from adahop.config import Config
+from adahop.distributed import team
 from adahop.loader import Loader
 from adahop.mapped import on_disk
 from adahop.memory import Memory
@@ -103,18 +104,28 @@ class Run:
     def __init__(self, data: Any, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
+        self.team = team(self.data)
+        self.team.allow(config.estimator or METHODS[config.method].on(config.model).estimator)
         with on_disk(config.state):
-            self.model, self.sampler = assemble(self.data, config, seed)
+            self.model, sampler = assemble(self.data, config, seed)
+        self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        rows = self.team.source(self.data, self.sampler)
         self.loader = Loader(
-            self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch, lean=True
+            rows,
+            self.sampler,
+            self.data.train_mask.nonzero().flatten(),
+            config.batch_size,
+            prefetch=config.prefetch,
+            lean=rows is self.data,
         )
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
-        self.loss, self.seen = torch.zeros((), device=config.device), 0  # of this epoch: sum of losses, seeds
+        self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds
+        self.team.share(self)
 
     def over(self) -> bool:
         """Whether nothing is left to do."""
@@ -128,7 +139,7 @@ class Run:
             self.trained += now - self._since
         self._since = now if on else None
 
-    def moved(self, loss: Tensor, seeds: int) -> None:
+    def moved(self, loss: Tensor, seeds: float) -> None:
         """A step was taken."""
         self.loss += loss * seeds
         self.average.update()
@@ -142,9 +153,10 @@ class Run:
         if scores["val"] > r.val:
             r.val, r.test, r.best_epoch = scores["val"], scores["test"], r.epochs
             self.best = copy.deepcopy(self.model.state_dict())
-        loss = float(self.loss) / max(self.seen, 1)
+        loss, seen = self.team.total(float(self.loss), self.seen)
+        loss /= max(seen, 1)
         r.history.append({"epoch": r.epochs, "loss": loss, **scores, "seconds": self.trained})
-        self.loss, self.seen = torch.zeros_like(self.loss), 0
+        self.loss, self.seen = torch.zeros_like(self.loss), 0.0
         return r.history[-1]
 
     def identity(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from adahop.bench import inference as whole
 from adahop.bench import sampling as side_by_side
 from adahop.bench import show
 from adahop.bench.clock import CLOCKS
-from adahop.checks import InputError, one_of
+from adahop.checks import InputError, between, device_of, one_of
 from adahop.cli import app, numbers
 from adahop.cli.train import option
 from adahop.records import Records
@@ -48,7 +48,7 @@ def sampling(
     """Edges drawn and relabelled a second, and the ratio to every peer that can be imported."""
     plan = side_by_side.Plan(
         graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
-        words(peers, "peers"), rounds, seconds, device, clock,
+        words(peers, "peers"), rounds, between(seconds, 0.0, 3600.0, "seconds"), str(device_of(device)), clock,
     )  # fmt: skip
     if not plan.methods:
         raise InputError(f"`methods` must be names with commas between, like graphsage,bs, got '{methods}'")

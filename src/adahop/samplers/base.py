@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from adahop import ops
-from adahop.block import Block, expand
-from adahop.checks import InputError, KindError, as_tensor, count, node_ids
+from adahop.block import Block
+from adahop.checks import InputError, KindError, as_tensor, count, flag, node_ids
 from adahop.graph import Graph
 from adahop.ops import random
 
@@ -26,6 +26,8 @@ class Sampler(nn.Module):
 
     feedback = "energy"  # the number it learns from, see `watch`
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
+    exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
+    salt: tuple[int, ...] = ()  # sets the random streams of one process apart from another's
     step: Tensor
     epochs: Tensor
 
@@ -45,7 +47,7 @@ class Sampler(nn.Module):
         """The nodes in batches, in an order that the seed and the number of the epoch alone decide."""
         nodes = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
         size = count(batch_size, 1, "batch_size")
-        if shuffle:
+        if flag(shuffle, "shuffle"):
             nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
         yield from nodes.split(size) if nodes.numel() else ()
@@ -64,6 +66,12 @@ class Sampler(nn.Module):
 
     def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
         """Learn from one number an edge of each block: the squared norm of its message."""
+        if not all(isinstance(given, list | tuple) for given in (blocks, energy)) or not all(
+            isinstance(b, Block) for b in blocks
+        ):
+            raise KindError(
+                f"`blocks` and `energy` must be lists, got {type(blocks).__name__}, {type(energy).__name__}"
+            )
         if len(energy) != len(blocks):
             raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
         given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
@@ -72,10 +80,13 @@ class Sampler(nn.Module):
                 raise InputError(
                     f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
                 )
+        drawn = list(blocks)
+        if self.exchange is not None:
+            drawn, given = self.exchange(self, drawn, given)
         if self._pending is not None:
-            self._pending.append((list(blocks), given))
+            self._pending.append((drawn, given))
         else:
-            self.learn(list(blocks), given)
+            self.learn(drawn, given)
 
     def penalty(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> Tensor | float:
         """What joins the loss; 0 for all but samplers trained through it."""
@@ -101,7 +112,7 @@ class Sampler(nn.Module):
 
     def key(self, layer: int) -> int:
         """The name of this step's random stream for a layer."""
-        return random.key(self.seed, int(self.step), layer)
+        return random.key(self.seed, int(self.step), layer, *self.salt)
 
     def nothing(self, dst: Tensor) -> Block:
         """A block without edges, for a layer that is skipped."""
@@ -112,11 +123,7 @@ class Sampler(nn.Module):
     def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""
         g = self.graph
-        n_id, src, e_id = ops.relabel(dst, drawn.pos, g.indices, g.eid, self._scratch)
-        row = expand(drawn.ptr, drawn.pos.numel())
-        weight = torch.ones_like(drawn.scale) if g.weight is None else g.weight[drawn.pos]
-        edge_index = torch.stack([src, row])
-        return Block(n_id, dst.numel(), edge_index, e_id, weight, drawn.prob, drawn.scale, drawn.ptr, drawn.pos)
+        return as_block(dst, ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch))
 
     # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
 
@@ -140,6 +147,11 @@ class Sampler(nn.Module):
         super()._apply(fn, recurse)
         self.graph = self.graph.to(fn(torch.zeros(0)).device)
         return self
+
+
+def as_block(dst: Tensor, hop: ops.Hop) -> Block:
+    ptr, pos, prob, scale = hop.drawn
+    return Block(hop.n_id, dst.numel(), hop.edge_index, hop.e_id, hop.weight, prob, scale, ptr, pos)
 
 
 def check_sizes(sizes: Any) -> list[int]:

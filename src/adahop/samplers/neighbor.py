@@ -13,7 +13,7 @@ from adahop.checks import flag, one_of
 from adahop.graph import Graph
 from adahop.ops import random
 from adahop.policies import Policy, Uniform
-from adahop.samplers.base import Sampler
+from adahop.samplers.base import Sampler, as_block
 from adahop.samplers.budget import passed_down, spread
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
@@ -55,17 +55,32 @@ class NeighborSampler(Sampler):
         return own or type(self.policy).update is not Policy.update
 
     def draw(self, seeds: Tensor) -> list[Block]:
-        g, dst, blocks = self.graph, seeds, []
+        dst, blocks, known = seeds, [], False
         weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            drawn = self.policy.places(layer, dst, self.many(layer, dst, weighs), self.how, self.key(layer))
-            block = self.block(dst, self.policy.scaled(dst, drawn))
+            k = self.many(layer, dst, weighs)
+            drawn = self.policy.places(layer, dst, k, self.how, self.key(layer))
+            if drawn is None:
+                block, known = self.hop(layer, dst, k, known), True
+            else:
+                if known:
+                    ops.forget(dst, self._scratch)
+                block, known = self.block(dst, self.policy.scaled(dst, drawn)), False
             blocks.append(block)
-            dst, weighs = block.n_id, passed_down(block, weighs, g) if self.budget else weighs
+            dst, weighs = block.n_id, passed_down(block, weighs, self.graph) if self.budget else weighs
+        if known:
+            ops.forget(dst, self._scratch)
         return blocks[::-1]
+
+    def hop(self, layer: int, dst: Tensor, k: Tensor, known: bool) -> Block:
+        """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
+        g = self.graph
+        hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, self.policy.odds(layer),
+                      self.key(layer), self._scratch, known)  # fmt: skip
+        return as_block(dst, hop._replace(drawn=self.policy.scaled(dst, hop.drawn)))
 
     def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""
