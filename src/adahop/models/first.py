@@ -31,7 +31,8 @@ def sum_first(model: Any, x: Tensor | Ungathered, block: Block) -> tuple[Tensor,
     conv, encoder = model.convs[0], model.encoder
     if model.dropout and model.training:
         x = model.drop(gathered(x))
-    own, state = model.embed(gathered(x[: block.num_dst]))
+    asked = encoder is not None or conv.asks_own
+    own, state = model.embed(gathered(x[: block.num_dst])) if asked else (block.scale, {})
     coef = block.weight * block.scale
     sums, kernel = gather(x, block, coef), conv.kernel()
     if encoder is not None:
@@ -53,5 +54,5 @@ def _squares(x: Tensor, model: Any) -> Tensor:
     if encoder is None or conv.narrows() or encoder.in_features >= encoder.out_features:
         return conv.prepare(model.embed(x)[0]).square().sum(1)
     e, b = encoder.weight, encoder.bias
-    square = torch.addmv(b.square().sum(), x, e.t() @ b, alpha=2.0)
-    return square.add_(((x @ (e.t() @ e)) * x).sum(1)).clamp_(min=0.0)
+    square = ((x @ (e.t() @ e)) * x).sum(1)
+    return square.add_(x @ (e.t() @ b), alpha=2.0).add_(b.square().sum()).clamp_(min=0.0)

@@ -60,6 +60,8 @@ class FixedConv(Conv):
 class GCNConv(FixedConv):
     """W sum a_ij h_j + b."""
 
+    asks_own = False
+
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.linear = nn.Linear(inputs, outputs)
