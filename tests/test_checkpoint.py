@@ -82,6 +82,9 @@ def test_memories_go_on(tmp_path, model, estimator):
 
 @pytest.mark.parametrize("options", [
     {"method": "bs", "model": "geniepath"},
+    {"method": "adahop", "model": "gat"},
+    {"method": "adahop", "model": "geniepath", "prefetch": 1},
+    {"method": "adahop", "model": "sage", "average": 0.9},
     {"method": "graphsage", "method_options": {"policy": "tracked", "draw": "systematic"}, "prefetch": 1},
     {"method": "graphsaint", "method_options": {"walk": "edge"}},
     {"method": "thanos", "method_options": {"restart": 3}},
