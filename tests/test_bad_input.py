@@ -232,6 +232,7 @@ RIGHT = {
         "--peers",
         "none",
     ],
+    "reproduce": ["all", "--cells", "nowhere"],
     "list": [],
 }
 
