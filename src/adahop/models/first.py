@@ -51,6 +51,8 @@ def gathered(x: Tensor | Ungathered) -> Tensor:
 def _squares(x: Tensor, model: Any) -> Tensor:
     """|h|^2 of every source, h as the layer's listeners know it; by the square of E where x is narrower than E x."""
     conv, encoder = model.convs[0], model.encoder
+    if len(x) == 0:  # a rank without seeds; addmv would give a number instead of none
+        return x.new_zeros(0)
     if encoder is None or conv.narrows() or encoder.in_features >= encoder.out_features:
         return conv.prepare(model.embed(x)[0]).square().sum(1)
     e, b = encoder.weight, encoder.bias
