@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop import models
+from adahop.capture import attach, products
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import one_of
 from adahop.config import Config
@@ -72,7 +73,7 @@ def fit(
     config = replace(config or Config(), **options)
     one_of(data.metric, METRICS, "metric")
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), products(bool(devices) and config.tf32):
         torch.manual_seed(seed)
         run = Run(data, config, seed)
         kept = None if checkpoint is None else Kept(run, Checkpoints.of(checkpoint))
@@ -112,6 +113,7 @@ def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) 
 
 def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
+    run.steps = attach(run, train_step)
     while not run.over():
         _epoch(run, after)
         with run.average.worn(), on_disk(run.config.state):
@@ -125,7 +127,11 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
 def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
     run.clock(True)
-    for batch in run.loader:
-        run.moved(train_step(run.model, run.sampler, run.optimizer, batch), batch.batch_size)
+    steps = run.steps
+    for batch in run.loader if steps is None else steps:
+        loss = train_step(run.model, run.sampler, run.optimizer, batch) if steps is None else steps(batch)
+        run.moved(loss, batch.batch_size)
         after(run)
+    if run.loss.is_cuda:
+        torch.cuda.synchronize()  # the device may be steps behind
     run.clock(False)

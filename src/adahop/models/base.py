@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -12,62 +11,13 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of
-from adahop.estimators import FEEDBACK, energies, scored
 from adahop.graph import Graph
 from adahop.memory import Memory, build
+from adahop.models.conv import Conv
 from adahop.models.whole import Rows, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
-
-
-class Conv(nn.Module):
-    """One layer: from h of the sources, and of the targets, to the targets' new h.
-
-    `self.speak` tells a watching sampler one number a message, its energy or what else it wants; it costs nothing while
-    nobody watches.
-    """
-
-    memories: dict[str, Any] = {}  # noqa: RUF012  (which memories can serve it, see `adahop.memory`)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watcher: Callable[[Tensor], None] | None = None
-        self.feedback = "energy"
-        self.ready: Any = None
-        self.tap: Callable[[Tensor, Block, Tensor | None], None] | None = None  # see `diagnostics`
-
-    def speak(self, h: Tensor, block: Block, coef: Tensor, scores: tuple[Tensor, Tensor] | None = None) -> None:
-        if self.watcher is not None and self.feedback in FEEDBACK:
-            self.watcher(FEEDBACK[self.feedback](h, block, coef))
-        elif self.watcher is not None:
-            self.tell(energies(h, block, coef), coef, scores)
-        if self.tap is not None:
-            self.tap(h, block, coef)
-
-    def tell(self, energy: Tensor, coef: Tensor | None = None, scores: tuple[Tensor, Tensor] | None = None) -> None:
-        """For memories, whose messages are not a coefficient times a row of h, and for scores (attention alone)."""
-        if self.watcher is None:
-            return
-        one_of(self.feedback, ("energy",) if scores is None else ("energy", "scores"), "feedback")
-        if self.feedback == "scores" and scores is not None and coef is not None:
-            energy = scored(energy, coef, *scores)
-        self.watcher(energy)
-
-    def prepare(self, h: Tensor) -> Any:
-        """What the sources bring along, whoever the targets are."""
-        return h
-
-    def prepared(self, h: Tensor) -> Any:
-        """`prepare(h)`, once for all chunks while the whole graph is passed over."""
-        return self.prepare(h) if self.ready is None else self.ready
-
-    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        raise NotImplementedError
-
-    def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        """The targets' new h from the sum of a_ij h_j; layers that can be served by a memory can say."""
-        raise NotImplementedError
 
 
 class GNN(nn.Module):
@@ -130,8 +80,13 @@ class GNN(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Outputs for the targets of the last block, from `batch.x` and `batch.blocks`."""
-        h, state = self.encode(batch.x)
-        for layer, block in enumerate(batch.blocks):
+        layers = list(enumerate(batch.blocks))
+        features = getattr(batch, "features", None)
+        if features is not None and self.sums_raw():
+            h, state = self.first(features, layers.pop(0)[1])
+        else:
+            h, state = self.encode(batch.x if features is None else features.rows(batch.blocks[0].n_id))
+        for layer, block in layers:
             n = block.num_dst
             h, state = self.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
         return self.decode(h)
@@ -139,8 +94,25 @@ class GNN(nn.Module):
     def drop(self, h: Tensor) -> Tensor:
         return dropout(h, self.dropout, self.training) if self.dropout else h
 
+    def sums_raw(self) -> bool:
+        """Whether the first layer can sum raw features and go on from there: one read of each, nothing kept."""
+        conv = cast(Conv, self.convs[0])
+        return conv.raw and self.memory(0) is None and conv.tap is None and conv.feedback == "energy" and not self.whole
+
+    def first(self, features: Any, block: Block) -> tuple[Tensor, State]:
+        """The first layer from the table of raw features: sum a (E x + b) = E (sum a x) + b sum a."""
+        conv = cast(Conv, self.convs[0])
+        drop = features.drop(self.dropout) if self.training and self.dropout else None
+        own, state = torch.empty(0, device=block.scale.device), {}
+        if conv.asks_own or self.encoder is not None:
+            own, state = self.embed(features.rows(block.n_id[: block.num_dst], drop))
+        total = conv.raw_total(features, own, block, self.encoder, drop)
+        return self.act(0, conv.combine(total, own), state), state
+
     def encode(self, x: Tensor) -> tuple[Tensor, State]:
-        x = self.drop(x)
+        return self.embed(self.drop(x))
+
+    def embed(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None:
             return x, {}
         z = self.encoder(x)

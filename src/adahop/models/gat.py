@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import leaky_relu, linear
 
 from adahop.block import Block
 from adahop.checks import InputError, count, one_of
@@ -23,6 +23,7 @@ class GATConv(Conv):
     """
 
     memories = ATTENDED
+    raw = True
 
     def __init__(
         self,
@@ -67,6 +68,19 @@ class GATConv(Conv):
         coef = attention(score, block, self.form)
         self.speak(value, block, coef, (s[block.dst], t[block.src]))
         return self._join(gather(value, block, coef))
+
+    def raw_total(self, features: Any, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Any) -> Tensor:
+        u, v = self.directions()
+        t = features.dot(block, v if encoder is None else v @ encoder.weight, drop)
+        if encoder is not None:
+            t = t + v @ encoder.bias
+        score = leaky_relu((own @ u.t())[block.dst] + t, self.slope)
+        coef = attention(score, block, self.form)
+        total = features.sum(block, coef, drop)
+        self.tell(features.energies(block, coef))
+        if encoder is None:
+            return total
+        return linear(total, encoder.weight) + features.per_target(block, coef).unsqueeze(-1) * encoder.bias
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
         weight = self.linear.weight.view(self.heads, self.width, -1)

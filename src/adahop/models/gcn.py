@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from adahop.block import Block
 from adahop.checks import one_of
@@ -22,10 +23,25 @@ def narrowed(weight: Tensor, h: Tensor) -> Tensor:
     return h @ weight.t() if narrows(weight) else h
 
 
-class GCNConv(Conv):
-    """W sum a_ij h_j + b, summed on the narrower side of W."""
+class FixedConv(Conv):
+    """A layer whose weights are the graph's."""
 
     memories = FIXED
+    raw = True
+
+    def raw_total(self, features: Any, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Any) -> Tensor:
+        coef = block.weight * block.scale
+        total = features.sum(block, coef.unsqueeze(1), drop).squeeze(1)
+        self.tell(features.energies(block, coef))
+        if encoder is None:
+            return total
+        return linear(total, encoder.weight) + features.per_target(block, coef).unsqueeze(1) * encoder.bias
+
+
+class GCNConv(FixedConv):
+    """W sum a_ij h_j + b, summed on the narrower side of W."""
+
+    asks_own = False
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -56,10 +72,8 @@ class GCN(GNN):
         return GCNConv(inputs, outputs)
 
 
-class SAGEConv(Conv):
+class SAGEConv(FixedConv):
     """W1 h_i + W2 mean of h_j + b."""
-
-    memories = FIXED
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()

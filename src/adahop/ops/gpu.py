@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from adahop.ops import gpu_draw, gpu_learn, gpu_rows, gpu_subset
+from adahop.ops import gpu_draw, gpu_learn, gpu_subset
+from adahop.ops.gpu_sums import edge_dot, full_sum, gather_sum, table
 from adahop.ops.kinds import Drawn, Flat, Odds
 from adahop.ops.random import Stream
 
+__all__ = ["add_log_weights", "draw", "edge_dot", "exp3", "flat", "full_sum", "gather_sum", "table", "track"]
+
 BLOCK, WARPS = 512, 4  # neighbours scanned at a time
-LONG, PIECES = 256, 16  # a neighbourhood over LONG is summed in as many as PIECES parts
 _owner: dict[tuple, Tensor] = {}  # scratch of the updates, by device and size; at rest nobody owns a node
 _track: dict[tuple, tuple[Tensor, Tensor, Tensor]] = {}
 
@@ -25,33 +29,39 @@ def flat(
 ) -> Flat:  # fmt: skip
     """`loops` + k slots a target, see `gpu_draw`; `graph` is (indptr, first, indices, weight), `k` one or a tensor."""
     indptr, first, indices, weight = graph
-    each = isinstance(k, Tensor)
-    rows, most = dst.numel(), int(k.max()) if each and k.numel() else 0 if each else k
-    m, device = rows * (loops + most), dst.device
-    out = Flat(
-        torch.empty(rows * (1 + most), dtype=torch.long, device=device),
-        torch.empty(m, dtype=torch.long, device=device),
-        *(torch.empty(m, device=device) for _ in range(3)),
-        rows, loops, most,
-    )  # fmt: skip
-    stream = key if isinstance(key, Stream) else Stream(key, indptr, 0)
-    args = (indptr, first, indices, indptr if weight is None else weight, dst, k if each else dst, *out[:5], *stream, rows)
-    flags = {"K": most, "L": loops, "EACH": each, "STEPS": isinstance(key, Stream), "WEIGHTED": weight is not None,
-             "KP": power(max(most, 2))}  # fmt: skip
-    if rows == 0:
+    out = _empty(dst, k, loops)
+    if out.rows == 0:
         return out
+    stream = key if isinstance(key, Stream) else Stream(key, indptr, 0)
+    many = k if isinstance(k, Tensor) else dst
+    args = (indptr, first, indices, indptr if weight is None else weight, dst, many, *out[:5], *stream, out.rows)
+    flags: dict[str, Any] = {
+        "K": out.most, "L": loops, "KP": power(max(out.most, 2)), "EACH": isinstance(k, Tensor),
+        "STEPS": isinstance(key, Stream), "WEIGHTED": weight is not None,
+    }  # fmt: skip
     if odds.edge is None and odds.node is None:
         tb = max(1, 256 // flags["KP"])
-        gpu_draw.uniform[(-(-rows // tb),)](*args, **flags, TB=tb, SUBSET=how != "multinomial", num_warps=2)
+        grid = (-(-out.rows // tb),)
+        gpu_draw.uniform[grid](*args, **flags, TB=tb, SUBSET=how != "multinomial", num_warps=2)
         return out
     form = 0 if odds.edge is None else 2 if odds.log else 1
     args = (*args, indptr if odds.edge is None else odds.edge, indptr if odds.node is None else odds.node, odds.eta)
     flags |= {"BLK": BLOCK, "EDGE": form, "NODE": odds.node is not None, "num_warps": WARPS}
     if how == "multinomial":
-        gpu_draw.multinomial[(rows,)](*args, **flags)
+        gpu_draw.multinomial[(out.rows,)](*args, **flags)
     else:
-        gpu_subset.subset[(rows,)](*args, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround")
+        gpu_subset.subset[(out.rows,)](*args, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround")
     return out
+
+
+def _empty(dst: Tensor, k: int | Tensor, loops: int) -> Flat:
+    rows = dst.numel()
+    most = k if isinstance(k, int) else int(k.max()) if k.numel() else 0
+    m, device = rows * (loops + most), dst.device
+    n_id = torch.empty(rows * (1 + most), dtype=torch.long, device=device)
+    pos = torch.empty(m, dtype=torch.long, device=device)
+    prob, scale, weight = torch.empty(3, m, device=device)
+    return Flat(n_id, pos, prob, scale, weight, rows, loops, most)
 
 
 def draw(
@@ -66,111 +76,6 @@ def draw(
     if used.numel():
         torch.cumsum(used.view(f.rows, -1).sum(1), 0, out=ptr[1:])
     return Drawn(ptr, f.pos[used], f.prob[used], f.scale[used])
-
-
-def table(x: Tensor) -> Tensor:
-    """The same rows, each starting at a multiple of 64 entries: what lets a warp read 16 bytes a thread."""
-    n, width = x.shape
-    wide = -(-width // 64) * 64
-    if wide == width:
-        return x.contiguous()
-    out = torch.zeros(n, wide, dtype=x.dtype, device=x.device, pin_memory=x.device.type == "cpu" and x.is_pinned())
-    out[:, :width] = x
-    return out[:, :width]
-
-
-def _wide(h: Tensor) -> int:
-    """How many entries of a row may be read: its padding too, where the storage holds it."""
-    held = h.untyped_storage().nbytes() // h.element_size() - h.storage_offset()
-    pad = h.stride(0) - h.shape[1] if h.dim() == 2 and len(h) else 0
-    return h.stride(0) if 0 < pad < 64 and held >= len(h) * h.stride(0) else h.shape[-1]
-
-
-class GatherSum(torch.autograd.Function):
-    """out[t, a] = sum of coef[e, a] * h[source, a]; gradients for h (where it is not a table read by a map) and coef."""
-
-    @staticmethod
-    def forward(ctx, h, src, rows, coef, ptr, drop, near):
-        width, heads, targets = _wide(h), coef.shape[1], ptr.numel() - 1
-        out = torch.empty(targets, heads, width, device=src.device)
-        ctx.save_for_backward(h, src, rows, coef, ptr)
-        ctx.drop, ctx.near = drop, near
-        if targets:
-            chunks = -(-width // 128)
-            gpu_rows.gather_sum[(targets * chunks, heads)](
-                out, h, src, src if rows is None else rows, coef, ptr, *_extra(h, src, drop, near), width,
-                *_strides(h), heads, chunks, RB=16, BF=128, **_flags(rows, drop, near), num_warps=4,
-            )  # fmt: skip
-        return out[..., : h.shape[-1]]
-
-    @staticmethod
-    def backward(ctx, grad):
-        h, src, rows, coef, ptr = ctx.saved_tensors
-        heads, targets = coef.shape[1], ptr.numel() - 1
-        dh = dc = None
-        grad = grad.contiguous()
-        if ctx.needs_input_grad[0]:
-            width = h.shape[-1]
-            chunks = -(-width // 128)
-            dh = torch.zeros(h.shape, device=h.device)
-            if targets:
-                gpu_rows.scatter_sum[(targets * chunks, heads)](
-                    dh, grad, src, coef, ptr, width, heads, chunks, RB=16, BF=128, num_warps=4
-                )
-            dh = dh.to(h.dtype)
-        if ctx.needs_input_grad[3]:
-            dc = edge_dot(h, src, rows, grad, ptr, ctx.drop, ctx.near)
-        return dh, None, None, dc, None, None, None
-
-
-def _strides(h: Tensor) -> tuple[int, int]:
-    """(from row to row, from head to head); a table of rows serves all heads."""
-    return h.stride(0), h.stride(1) if h.dim() == 3 else 0
-
-
-def _extra(h, src, drop, near):
-    """(near, place, seed, keep): stand-ins where nothing is dropped or kept near."""
-    here = (h, src) if near is None else near
-    return (*here, *((src, 1.0) if drop is None else drop))
-
-
-def _flags(rows, drop, near) -> dict[str, bool]:
-    return {"MAP": rows is not None, "DROP": drop is not None, "NEAR": near is not None}
-
-
-def gather_sum(h: Tensor, src: Tensor, coef: Tensor, ptr: Tensor, rows=None, drop=None, near=None) -> Tensor:
-    """h [S, H, C], or a table [N, C] for all heads; coef [M, H] -> [targets, H, C].
-
-    `rows` maps a source's local id to its row, `drop` = (seed tensor, share kept), `near` = (copies, place of each row).
-    """
-    if h.stride(-1) != 1 or (h.dim() == 3 and h.stride(1) != h.shape[2]):
-        h = h.contiguous()
-    return GatherSum.apply(h, src, rows, coef.float().contiguous(), ptr, drop, near)
-
-
-def edge_dot(h: Tensor, src: Tensor, rows: Tensor | None, grad: Tensor, ptr: Tensor, drop=None, near=None) -> Tensor:
-    """[M, H]: <h[source, a], grad[target, a]>, or with grad [H, C] the same row for every target."""
-    heads, width, every = grad.shape[-2], grad.shape[-1], int(grad.dim() == 3)
-    out = torch.empty(src.numel(), heads, device=src.device)
-    if ptr.numel() > 1:
-        gpu_rows.edge_dot[(ptr.numel() - 1, heads)](
-            out, h, src, src if rows is None else rows, grad.contiguous(), ptr, *_extra(h, src, drop, near), width,
-            *_strides(h), heads, every, RB=16, BF=128, **_flags(rows, drop, near), num_warps=4,
-        )  # fmt: skip
-    return out
-
-
-def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, nodes: Tensor) -> Tensor:
-    """Sum over all in-edges of each node of weight * h[source]; long neighbourhoods in parts when nodes are few."""
-    many, width = nodes.numel(), h.shape[1]
-    pieces, chunks = PIECES if many <= 4096 else 1, -(-width // 128)
-    out = torch.empty(many, pieces, width, device=nodes.device)
-    if many:
-        gpu_rows.full_sum[(many * chunks, pieces)](
-            out, h, indptr, indices, h if weight is None else weight, nodes, width, h.stride(0), chunks, pieces,
-            LONG=LONG, RB=32, BF=128, WEIGHTED=weight is not None, num_warps=4,
-        )  # fmt: skip
-    return out.sum(1) if pieces > 1 else out.squeeze(1)
 
 
 def _claim(node: Tensor, nodes: int) -> Tensor:
@@ -192,7 +97,9 @@ def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, log=True) ->
     )
 
 
-def exp3(node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visits, step, root, memory, once, slots, log):
+def exp3(
+    node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visits, step, root, memory, once, slots, log
+):
     """One fused update of EXP3's state for a block with as many as `slots` edges a target."""
     if node.numel() == 0:
         return

@@ -51,7 +51,8 @@ def source(src, rows, e, ok, MAP: tl.constexpr):
 
 @triton.jit
 def gather_sum(out, h, src, rows, coef, ptr, near, place, seed, keep, width, stride, step, heads, chunks,
-               RB: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
+               RB: tl.constexpr, BF: tl.constexpr,
+               MAP: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
     """out[t, a] = sum over t's edges of coef[e, a] * h[source, a]; `step` leads from a head to the next in h."""
     pid, a = tl.program_id(0), tl.program_id(1)
     t = (pid // chunks).to(tl.int64)
@@ -85,7 +86,8 @@ def scatter_sum(dh, grad, src, coef, ptr, width, heads, chunks, RB: tl.constexpr
 
 @triton.jit
 def edge_dot(out, h, src, rows, grad, ptr, near, place, seed, keep, width, stride, step, heads, every,
-             RB: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
+             RB: tl.constexpr, BF: tl.constexpr,
+             MAP: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
     """out[e, a] = <h[source, a], grad[t, a]>: the gradient of coef. `every` 0: one row of grad for all targets."""
     pid, a = tl.program_id(0), tl.program_id(1)
     t = pid.to(tl.int64)

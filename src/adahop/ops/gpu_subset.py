@@ -1,7 +1,7 @@
 """Draws without replacement on the GPU: inclusion probabilities by scans, then systematic or pairwise rounding.
 
 Neighbours are visited in a mixed order, drawn anew for every target and step: a bijection of the numbers below the next
-power of two (odd multipliers and shifts), of which those below n count. Joint probabilities then do not follow the file.
+power of two (odd multipliers and shifts), of which those below n count: joint probabilities do not follow the file.
 """
 
 from __future__ import annotations
@@ -180,6 +180,8 @@ def subset(indptr, first, indices, weight, dst, ks, n_id, pos, p_out, s_out, w_o
     odds, law = (edge, node, top, low, eta), (cap, total, many)
     g, out = (indices, weight), (n_id, pos, p_out, s_out, w_out)
     if PAIRS:
-        by_pairs(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, K + L, L, BLK, LEVELS, EDGE, NODE, WEIGHTED)
+        by_pairs(
+            t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, K + L, L, BLK, LEVELS, EDGE, NODE, WEIGHTED
+        )
     else:
         by_marks(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, K + L, L, BLK, EDGE, NODE, WEIGHTED)

@@ -33,6 +33,7 @@ class Exp3(Policy):
 
     learns = True
     STEP, ETA = 0.3, 0.1
+    once = False  # whether a visit is one k-subset (EXP3.M), whose reward is not multiplied by k
     log_weight: Tensor
     mean: Tensor
     visits: Tensor
@@ -76,6 +77,8 @@ class Exp3(Policy):
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         if self.share_layers and layer > 0:
             return
+        if self._fused(layer, block, energy):
+            return
         rows = Rows(block, self.graph)
         reward = self._reward(block, energy, rows).masked_fill(~rows.live, 0.0)
         gain = self._gain(layer, rows, reward)
@@ -84,6 +87,20 @@ class Exp3(Policy):
             rows.node, block.ptr, block.pos, gain, self.graph.first, self.graph.indptr, self.log_weight[layer],
             self._scratch,
         )  # fmt: skip
+
+    def _fused(self, layer: int, block: Block, energy: Tensor) -> bool:
+        """On a GPU, and with the rule's own step and reward, the update is one kernel."""
+        kernels = ops.on_gpu(block.pos)
+        if kernels is None or self.step == "paper" or self.reward != "energy" or block.num_edges == 0:
+            return False
+        root = self.step == "scale-free"
+        kernels.exp3(
+            block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, energy.contiguous(),
+            self.graph.first, self.graph.indptr, self.log_weight[layer], self.mean[layer], self.visits[layer],
+            self.STEP if root else float(self.step), root, self.memory, self.once,
+            block.slots or int(block.ptr.diff().max()), True,
+        )  # fmt: skip
+        return True
 
     def _reward(self, block: Block, energy: Tensor, rows: Rows) -> Tensor:
         """(a / q)^2 |h|^2 / k: the energy of a message, times k as `scale` is 1 / (k q)."""
@@ -120,6 +137,8 @@ class Exp3M(Exp3):
     Arms whose probability is 1 (the set U) are not updated; the cap itself is part of the draw. reward="paper" is the
     printed a |h|^2 / q^2, the default a^2 |h|^2 / q^2, whose optimum is a |h|.
     """
+
+    once = True
 
     def _reward(self, block: Block, energy: Tensor, rows: Rows) -> Tensor:
         if callable(self.reward):
