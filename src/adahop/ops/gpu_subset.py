@@ -62,13 +62,13 @@ def capped(edge, node, indices, a, n, top, low, best, many, k, eta,
 
 @triton.jit
 def mixed(p, stream, bits):
-    """Where this visit's order has the p-th of 2^bits places."""
+    """Where this visit's order has the p-th of 2^bits places; past the last one, a place that nobody has."""
     mask, half = (1 << bits) - 1, (bits + 1) // 2
     one, two = draw32(stream, ORDER) | 1, draw32(stream, ORDER + 1) | 1
     x = (p * one + draw32(stream, ORDER + 2)) & mask
     x = ((x ^ (x >> half)) * two) & mask
     x = ((x ^ (x >> half)) * one) & mask
-    return x ^ (x >> half)
+    return tl.where(p <= mask, x ^ (x >> half), ORDER)
 
 
 @triton.jit
@@ -169,6 +169,7 @@ def subset(indptr, first, indices, weight, dst, ks, n_id, pos, p_out, s_out, w_o
     top = peak(edge, a, n, BLK, EDGE)
     best, many = extent(edge, node, indices, a, n, top, eta, BLK, EDGE, NODE)
     low = tl.where(best > 0.0, best * FLOOR, 1.0)
+    best = tl.maximum(best, low)
     sure = many <= k
     cap, total = best.to(tl.float64) * 4.0 + 1.0, best.to(tl.float64) + 1.0
     if many > k:
