@@ -279,8 +279,9 @@ def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False
     data.to = lambda device: moved(data, device)
     run = Run(data, config, 0)
     if not kernels:
+        out = [float(train.train_step(run.model, run.sampler, run.optimizer, b)) for b in run.loader]
         monkeypatch.setenv("ADAHOP_TRITON", "1")
-        return [float(train.train_step(run.model, run.sampler, run.optimizer, b)) for b in run.loader]
+        return out
     if run.features is None:
         assert run.sampler.flatten()
         run.features = Features(run.data.x, DEVICE)
@@ -323,12 +324,22 @@ def test_captured_steps_are_the_eager_steps(monkeypatch, method, model):
 
 
 @on_cuda
-def test_what_cannot_be_captured_is_said_once_and_runs():
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_cannot_be_captured_is_said_once_and_runs(monkeypatch, broken):
+    """A step known to have no fixed shape, and one that breaks its capture off; both are the eager run."""
     data = toy_data(nodes=50)
     data.to = lambda device: moved(data, device)
+    if broken:
+        from adahop.memory import AttendedFirst, AttendedVariate
+
+        monkeypatch.setattr(AttendedFirst, "shaped", True)
+        monkeypatch.setattr(AttendedVariate, "shaped", True)
+    options = {"method": "adahop", "model": "gat", "sizes": (3, 3), "hidden": 8, "batch_size": 16, "epochs": 4}
     with pytest.warns(UserWarning, match="cannot be captured") as said:
-        result = fit(data, method="adahop", model="gat", sizes=(3, 3), hidden=8, batch_size=16, epochs=3, device="cuda")
-    assert len([w for w in said if "captured" in str(w.message)]) == 1 and result.epochs == 3
+        result = fit(data, **options, device="cuda", capture=True)
+    assert len([w for w in said if "captured" in str(w.message)]) == 1 and result.epochs == 4
+    eager = fit(data, **options, device="cuda", capture=False)
+    assert [row["loss"] for row in result.history] == pytest.approx([row["loss"] for row in eager.history], rel=2e-2)
 
 
 @on_cuda

@@ -61,6 +61,7 @@ class DeviceSteps:
     def __init__(self, run: Any, train_step: Callable[..., Tensor], capture: bool):
         self.run, self.train_step, self.capture = run, train_step, capture
         self.nodes = run.loader.nodes
+        run.sampler.slots.bare = True
         self.recorded: dict[int, Recorded] = {}
         self.done: dict[int, int] = {}
         self.stream = torch.cuda.Stream() if capture else None
@@ -106,7 +107,7 @@ class DeviceSteps:
     def record(self, size: int) -> bool:
         """Capture a step of this size; whatever stands in the way is said once, and steps go on one by one."""
         seeds = torch.zeros(size, dtype=torch.long, device=self.nodes.device)
-        graph = torch.cuda.CUDAGraph()
+        graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
@@ -115,11 +116,19 @@ class DeviceSteps:
             self.capture = False
             said = (str(e).strip() or type(e).__name__).splitlines()[0]
             warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {said}", stacklevel=2)
-            torch.cuda.synchronize()
             self.run.optimizer.zero_grad(set_to_none=True)
+            _restore(chance)
             return False
         self.recorded[size] = Recorded(graph, seeds, loss)
         return True
+
+
+def _restore(chance: Tensor) -> None:
+    """A capture that broke off leaves the device's generator bound to it: give it a state of its own again."""
+    torch.cuda.synchronize()
+    fresh = torch.Generator("cuda")
+    fresh.set_state(chance)
+    torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def attach(run: Any, train_step: Callable[..., Tensor]) -> DeviceSteps | None:
@@ -132,6 +141,8 @@ def attach(run: Any, train_step: Callable[..., Tensor]) -> DeviceSteps | None:
         why = "its method has no fixed fan-out, or Triton is not there"
     elif getattr(run.sampler, "policy", None) is not None and run.sampler.policy.syncs:
         why = "its policy reads from the device at every step"
+    elif not all(memory.shaped for memory in run.model.memories.values()):
+        why = "its estimator reads all neighbours of every target, as many as they are"
     if why and wanted:
         warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {why}", stacklevel=2)
     if run.features is None:

@@ -50,6 +50,8 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
 
 def energies(h: Tensor, block: Block, coef: Tensor) -> Tensor:
     """|coef h[src]|^2 of every edge, heads summed."""
+    if (kernels := ops.on_gpu(coef)) and h.dtype == coef.dtype == torch.float32:
+        return kernels.energies(h, block.src, coef)
     norm = h.detach().square().sum(-1)
     square = coef.detach().square()
     return square * norm[block.src] if square.dim() == 1 else (square * norm[block.src]).sum(-1)

@@ -88,8 +88,7 @@ class Features:
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor) -> Tensor:
         """|coef x[source]|^2 of every edge, heads summed: where raw features are summed, they are the messages."""
-        square = coef.detach().square()
-        return (square if square.dim() == 1 else square.sum(1)) * self.square[block.n_id[block.src]]
+        return ops.on_gpu(coef).known_energies(self.square, block.n_id, block.src, coef)
 
     def per_target(self, block: Block, coef: Tensor) -> Tensor:
         """The sum of the coefficients of each target."""

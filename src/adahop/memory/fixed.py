@@ -23,6 +23,7 @@ class Memory(nn.Module):
     """Gives a layer its sum of a_ij h_j with fewer samples, or none."""
 
     draws = True  # whether the layer's block still needs to be drawn
+    shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
 
     def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
         """The sum for the block's targets; `conv` hears of the messages left to chance."""

@@ -53,7 +53,7 @@ def draw(
     """
     if fast(dst):
         return cpu.draw(indptr, first, indices, dst, k, how, odds, key)
-    if (kernels := on_gpu(dst)) and how != "poisson" and bool((k >= 0).all()):
+    if (kernels := on_gpu(dst)) and how != "poisson" and indices.numel() and kernels.serves(k):
         return kernels.draw(indptr, first, indices, dst, k, how, odds, key)
     ks = k.expand(dst.numel()) if k.numel() == 1 else k
     return Drawn(*reference.draw(

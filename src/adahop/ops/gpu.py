@@ -8,15 +8,24 @@ import torch
 from torch import Tensor
 
 from adahop.ops import gpu_draw, gpu_learn, gpu_subset
-from adahop.ops.gpu_sums import edge_dot, full_sum, gather_sum, table
+from adahop.ops.gpu_sums import edge_dot, energies, full_sum, gather_sum, known_energies, table
 from adahop.ops.kinds import Drawn, Flat, Odds
 from adahop.ops.random import Stream
 
-__all__ = ["add_log_weights", "draw", "edge_dot", "exp3", "flat", "full_sum", "gather_sum", "table", "track"]
+__all__ = [
+    "add_log_weights", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum", "known_energies", "push",
+    "serves", "table", "track",
+]  # fmt: skip
 
 BLOCK, WARPS = 512, 4  # neighbours scanned at a time
+MOST = 64  # slots of a target
 _owner: dict[tuple, Tensor] = {}  # scratch of the updates, by device and size; at rest nobody owns a node
 _track: dict[tuple, tuple[Tensor, Tensor, Tensor]] = {}
+
+
+def serves(k: Tensor) -> bool:
+    """Whether the draws' kernels hold so many slots: a handful a target, not one target with thousands."""
+    return k.numel() > 0 and int(k.min()) >= 0 and int(k.max()) <= MOST
 
 
 def power(n: int) -> int:
@@ -95,6 +104,15 @@ def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, log=True) ->
     gpu_learn.add_weights[(dst.numel(),)](
         owner, dst, ptr, pos, gain, first, indptr, log_weight, S=power(most), BLK=BLOCK, LOG=log, num_warps=1
     )
+
+
+def push(value: Tensor, n_id: Tensor, h: Tensor) -> None:
+    """value[n_id] = h in the table's dtype; of a node that comes twice the first row is kept."""
+    if n_id.numel():
+        width = h.shape[1]
+        gpu_learn.push[(n_id.numel(),)](
+            _claim(n_id, len(value)), n_id, h.contiguous(), value, width, value.stride(0), BF=power(width), num_warps=4
+        )
 
 
 def exp3(

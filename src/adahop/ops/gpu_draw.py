@@ -104,14 +104,26 @@ def peak(edge, a, n, BLK: tl.constexpr, EDGE: tl.constexpr):
 
 @triton.jit
 def sums(edge, node, indices, a, n, top, eta, BLK: tl.constexpr, EDGE: tl.constexpr, NODE: tl.constexpr):
-    """(sum of the odds, how many can come at all) of a segment."""
-    total, many = tl.zeros((BLK,), tl.float32), tl.zeros((BLK,), tl.int32)
-    for b in range(0, n, BLK):
+    """(odds of the first block, sum of all, how many can come at all) of a segment."""
+    o = tl.arange(0, BLK)
+    head = weigh(edge, node, indices, a + o, o < n, top, EDGE, NODE)
+    total, many = head, ((o < n) & ((head > 0.0) | (eta > 0.0))).to(tl.int32)
+    for b in range(BLK, n, BLK):
         o = b + tl.arange(0, BLK)
         w = weigh(edge, node, indices, a + o, o < n, top, EDGE, NODE)
         total += w
         many += ((o < n) & ((w > 0.0) | (eta > 0.0))).to(tl.int32)
-    return tl.sum(total, 0), tl.sum(many, 0)
+    return head, tl.sum(total, 0), tl.sum(many, 0)
+
+
+@triton.jit
+def locate(w, o, n, mark, alike, eta, pick, last, before):
+    """Go on along a segment: count the places left of each mark, note the last that can come, add the odds up."""
+    w = tl.where(alike, ((o < n) & ((w > 0.0) | (eta > 0.0))).to(tl.float32), w)
+    c = tl.where(o < n, before + tl.cumsum(w, 0), float("inf"))
+    pick += tl.sum((c[None, :] <= mark[:, None]).to(tl.int32), 1)
+    last = tl.maximum(last, tl.max(tl.where(w > 0.0, o, -1), 0))
+    return pick, last, before + tl.sum(w, 0)
 
 
 @triton.jit(do_not_specialize=["head", "layer", "rows"])
@@ -127,22 +139,18 @@ def multinomial(indptr, first, indices, weight, dst, ks, n_id, pos, p_out, s_out
     k = tl.load(ks + t).to(tl.int32) if EACH else K
     put_loops(t, v, begin, a - begin, t < rows, weight, n_id, pos, p_out, s_out, w_out, K + L, L, WEIGHTED)
     top = peak(edge, a, n, BLK, EDGE)
-    total, many = sums(edge, node, indices, a, n, top, eta, BLK, EDGE, NODE)
+    head_w, total, many = sums(edge, node, indices, a, n, top, eta, BLK, EDGE, NODE)
     sure, blank = many <= k, (total <= 0.0) & (eta > 0.0)  # blank: nobody has odds, so all are alike
     total = tl.where(blank, n.to(tl.float32), total)
     slot = tl.arange(0, KP)
     u = draw_unit(base(key_of(head, step, layer, STEPS), v), slot.to(tl.int64)).to(tl.float32)
     # who is surely taken is found like a draw: the s-th of those that count 1 each
     mark = tl.where(sure, slot.to(tl.float32), tl.maximum(u - eta, 0.0) / (1.0 - eta) * total)
-    pick, last, before = tl.zeros((KP,), tl.int32), -1, 0.0
-    for b in range(0, n, BLK):
-        o = b + tl.arange(0, BLK)
-        w = weigh(edge, node, indices, a + o, o < n, top, EDGE, NODE)
-        w = tl.where(sure | blank, ((o < n) & ((w > 0.0) | (eta > 0.0))).to(tl.float32), w)
-        c = tl.where(o < n, before + tl.cumsum(w, 0), float("inf"))
-        pick += tl.sum((c[None, :] <= mark[:, None]).to(tl.int32), 1)
-        last = tl.maximum(last, tl.max(tl.where(w > 0.0, o, -1), 0))
-        before += tl.sum(w, 0)
+    pick, o = tl.zeros((KP,), tl.int32), tl.arange(0, BLK)
+    pick, last, before = locate(head_w, o, n, mark, sure | blank, eta, pick, -1, 0.0)
+    for b in range(BLK, n, BLK):
+        w = weigh(edge, node, indices, a + b + o, b + o < n, top, EDGE, NODE)
+        pick, last, before = locate(w, b + o, n, mark, sure | blank, eta, pick, last, before)
     pick = tl.minimum(pick, last)  # rounding may leave the mark just past the end
     flat = tl.minimum((u / tl.maximum(eta, 1e-30) * n.to(tl.float32)).to(tl.int32), n - 1)
     pick = tl.where((u < eta) & (sure == 0), flat, pick)

@@ -60,6 +60,18 @@ def add_weights(owner, node, ptr, pos, gain, first, indptr, w, S: tl.constexpr, 
 
 
 @triton.jit
+def push(owner, node, h, value, width, stride, BF: tl.constexpr):
+    """value[node[t]] = h[t] where row t owns its node."""
+    t = tl.program_id(0).to(tl.int64)
+    v = tl.load(node + t)
+    if tl.load(owner + v) == t:
+        c = tl.arange(0, BF)
+        x = tl.load(h + t * width + c, mask=c < width, other=0.0)
+        tl.store(value + v * stride + c, x.to(value.dtype.element_ty), mask=c < width)
+        tl.store(owner + v, FREE)
+
+
+@triton.jit
 def finite(x):
     return (x == x) & (tl.abs(x) < float("inf"))
 

@@ -105,6 +105,36 @@ def edge_dot(out, h, src, rows, grad, ptr, near, place, seed, keep, width, strid
 
 
 @triton.jit
+def energies(out, h, src, coef, width, heads, edges, TB: tl.constexpr, BF: tl.constexpr):
+    """out[e] = sum over heads of |coef[e, a] h[source, a]|^2."""
+    e = tl.program_id(0).to(tl.int64) * TB + tl.arange(0, TB)
+    s = tl.load(src + e, mask=e < edges, other=0).to(tl.int64)
+    total = tl.zeros((TB,), tl.float32)
+    for a in range(heads):
+        norm = tl.zeros((TB,), tl.float32)
+        for at in range(0, width, BF):
+            c = at + tl.arange(0, BF)
+            some = (e < edges)[:, None] & (c < width)[None, :]
+            x = tl.load(h + (s[:, None] * heads + a) * width + c[None, :], mask=some, other=0.0).to(tl.float32)
+            norm += tl.sum(x * x, 1)
+        x = tl.load(coef + e * heads + a, mask=e < edges, other=0.0)
+        total += x * x * norm
+    tl.store(out + e, total, mask=e < edges)
+
+
+@triton.jit
+def known_energies(out, square, rows, src, coef, heads, edges, TB: tl.constexpr):
+    """The same from |h|^2 of every row, which a map leads to."""
+    e = tl.program_id(0).to(tl.int64) * TB + tl.arange(0, TB)
+    norm = tl.load(square + source(src, rows, e, e < edges, True), mask=e < edges, other=0.0)
+    total = tl.zeros((TB,), tl.float32)
+    for a in range(heads):
+        x = tl.load(coef + e * heads + a, mask=e < edges, other=0.0)
+        total += x * x
+    tl.store(out + e, total * norm, mask=e < edges)
+
+
+@triton.jit
 def full_sum(out, h, indptr, indices, weight, nodes, width, stride, chunks, pieces, LONG: tl.constexpr,
              RB: tl.constexpr, BF: tl.constexpr, WEIGHTED: tl.constexpr):  # fmt: skip
     """out[t, piece] = a part of the sum over all in-edges of nodes[t]; a segment over LONG is cut into `pieces`."""

@@ -102,6 +102,28 @@ def edge_dot(h: Tensor, src: Tensor, rows: Tensor | None, grad: Tensor, ptr: Ten
     return out
 
 
+def energies(h: Tensor, src: Tensor, coef: Tensor) -> Tensor:
+    """[M]: |coef h[source]|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H]."""
+    out = torch.empty(src.numel(), device=src.device)
+    if src.numel():
+        h, coef = h.detach().contiguous(), coef.detach().contiguous()
+        gpu_rows.energies[(-(-src.numel() // 16),)](
+            out, h, src, coef, h.shape[-1], coef.numel() // src.numel(), src.numel(), TB=16, BF=64, num_warps=2
+        )
+    return out
+
+
+def known_energies(square: Tensor, rows: Tensor, src: Tensor, coef: Tensor) -> Tensor:
+    """[M]: |coef|^2 square[rows[source]], heads summed."""
+    out = torch.empty(src.numel(), device=src.device)
+    if src.numel():
+        coef = coef.detach().contiguous()
+        gpu_rows.known_energies[(-(-src.numel() // 256),)](
+            out, square, rows, src, coef, coef.numel() // src.numel(), src.numel(), TB=256, num_warps=4
+        )
+    return out
+
+
 def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, nodes: Tensor) -> Tensor:
     """Sum over all in-edges of each node of weight * h[source]; long neighbourhoods in parts when nodes are few."""
     many, width = nodes.numel(), h.shape[1]

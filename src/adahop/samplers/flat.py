@@ -20,6 +20,7 @@ class Slots:
 
     def __init__(self, loops: int):
         self.loops = loops
+        self.bare = False  # whether blocks may leave `e_id` out: training does not read it
         self.layouts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -53,7 +54,7 @@ class Slots:
         scale = f.scale
         if sampler.policy.rescales:
             scale = sampler.policy.scaled(dst, ops.Drawn(ptr, f.pos, f.prob, f.scale)).scale * (f.scale > 0)
-        e_id = f.pos if g.eid is None else g.eid[f.pos]
+        e_id = f.pos if g.eid is None or self.bare else g.eid[f.pos]
         return Block(f.n_id, f.rows, edge_index, e_id, f.weight, f.prob, scale, ptr, f.pos, self.loops + k)
 
     def layout(self, dst: Tensor, k: int) -> tuple[Tensor, Tensor]:
