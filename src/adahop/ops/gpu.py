@@ -13,8 +13,8 @@ from adahop.ops.kinds import Drawn, Flat, Odds
 from adahop.ops.random import Stream
 
 __all__ = [
-    "add_log_weights", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum", "known_energies", "push",
-    "serves", "table", "track",
+    "add_log_weights", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum", "known_energies",
+    "push", "serves", "table", "track",
 ]  # fmt: skip
 
 BLOCK, WARPS = 512, 4  # neighbours scanned at a time
