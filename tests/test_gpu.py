@@ -199,7 +199,7 @@ def test_the_table_s_sums_scores_and_gradients(dtype):
 
 
 def test_dropped_entries_are_the_same_in_every_read():
-    block, _, rows, dst = table_case()
+    block, _, _, dst = table_case()
     table = Features(torch.ones(16, 70), DEVICE)
     drop = table.drop(0.25)
     read = table.rows(block.n_id, drop).cpu()

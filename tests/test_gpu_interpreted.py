@@ -1,4 +1,4 @@
-"""The GPU's kernels without a GPU: the same tests in Triton's interpreter, which must be chosen before Triton is imported."""
+"""The GPU's kernels without a GPU: the same tests in Triton's interpreter, chosen before Triton is imported."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Run:
         with on_disk(config.state):
             self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
-        cuda = {"capturable": True, "fused": True} if config.device.startswith("cuda") else {}
+        cuda: dict[str, Any] = {"capturable": True, "fused": True} if config.device.startswith("cuda") else {}
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay, **cuda)
         self.features = device_features(self.data.x, self.sampler, config)
         self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)

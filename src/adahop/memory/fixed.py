@@ -29,9 +29,6 @@ class Memory(nn.Module):
         """The sum for the block's targets; `conv` hears of the messages left to chance."""
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """Write what the step saw, where that has to wait for its backward pass."""
-
     def refresh(self, h: Tensor, conv: Any, passed: bool) -> None:
         """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
 

@@ -103,7 +103,8 @@ class GNN(nn.Module):
         """The first layer from the table of raw features: sum a (E x + b) = E (sum a x) + b sum a."""
         conv = cast(Conv, self.convs[0])
         drop = features.drop(self.dropout) if self.training and self.dropout else None
-        own, state = torch.empty(0, device=block.scale.device), {}
+        own: Tensor = torch.empty(0, device=block.scale.device)
+        state: State = {}
         if conv.asks_own or self.encoder is not None:
             own, state = self.embed(features.rows(block.n_id[: block.num_dst], drop))
         total = conv.raw_total(features, own, block, self.encoder, drop)

@@ -54,12 +54,12 @@ def flat(
         gpu_draw.uniform[grid](*args, **flags, TB=tb, SUBSET=how != "multinomial", num_warps=2)
         return out
     form = 0 if odds.edge is None else 2 if odds.log else 1
-    args = (*args, indptr if odds.edge is None else odds.edge, indptr if odds.node is None else odds.node, odds.eta)
+    more = (*args, indptr if odds.edge is None else odds.edge, indptr if odds.node is None else odds.node, odds.eta)
     flags |= {"BLK": BLOCK, "EDGE": form, "NODE": odds.node is not None, "num_warps": WARPS}
     if how == "multinomial":
-        gpu_draw.multinomial[(out.rows,)](*args, **flags)
+        gpu_draw.multinomial[(out.rows,)](*more, **flags)
     else:
-        gpu_subset.subset[(out.rows,)](*args, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround")
+        gpu_subset.subset[(out.rows,)](*more, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround")
     return out
 
 
