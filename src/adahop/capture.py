@@ -90,7 +90,9 @@ class DeviceSteps:
         with torch.no_grad():
             blocks = run.sampler.draw(seeds)
             run.sampler.step += 1
-        loss = self.train_step(run.model, run.sampler, run.optimizer, Batch(blocks, run.features, run.data.y[seeds]))
+        batch = Batch(blocks, run.features, run.data.y[seeds])
+        with torch.autograd.set_multithreading_enabled(False):  # one device: handing over to its thread only costs
+            loss = self.train_step(run.model, run.sampler, run.optimizer, batch)
         for memory in run.model.memories.values():
             memory.settle()
         return loss

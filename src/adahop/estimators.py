@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 from adahop import ops
 from adahop.block import Block
@@ -46,6 +47,14 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
     share = segment_sum(q, row, n).clamp(min=1e-30).unsqueeze(-1)  # stands for the sampled part of the full normaliser
     total = segment_sum(raw - others, row, n) + segment_sum(others, row, n) / share
     return raw * scale / total.clamp(min=1e-30)[row]
+
+
+def attended(s: Tensor, t: Tensor, block: Block, slope: float, form: str, by_edge: bool = False) -> Tensor:
+    """Coefficients from both ends' scores, s a target and t a source (or an edge), through a leaky relu."""
+    kernels = ops.on_gpu(block.scale)
+    if kernels and block.slots and form == "self-normalised":
+        return kernels.attend(s, t, block.src, block.ptr, block.scale, slope, block.slots, by_edge)
+    return attention(leaky_relu(s[block.dst] + (t if by_edge else t[block.src]), slope), block, form)
 
 
 def energies(h: Tensor, block: Block, coef: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
 from adahop import ops
 from adahop.block import Block
@@ -32,6 +33,12 @@ class Dot(torch.autograd.Function):
         f = ctx.features
         parts = ops.on_gpu(grad).gather_sum(f.value, src, grad, ptr, rows, ctx.drop, f.near)
         return parts.sum(0), None, None, None
+
+
+def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """W h + b; h may carry columns of zeros after its own, for products that like round widths."""
+    extra = h.shape[-1] - weight.shape[1]
+    return linear(h, pad(weight, (0, extra)) if extra else weight, bias)
 
 
 class Features:
@@ -65,21 +72,17 @@ class Features:
         return torch.empty((), dtype=torch.long, device=self.square.device).random_(), 1.0 - share
 
     def rows(self, n_id: Tensor, drop: Drop = None) -> Tensor:
-        """x[n_id] in float32."""
-        if drop is None and self.near is None:
-            return self.value[n_id].float()
-        place = torch.arange(n_id.numel() + 1, device=n_id.device)
-        one = torch.ones(n_id.numel(), 1, device=n_id.device)
-        return ops.on_gpu(n_id).gather_sum(self.value, place[:-1], one, place, n_id, drop, self.near).squeeze(1)
+        """x[n_id] in float32, with columns of zeros up to a width that products like (`mapped` takes them)."""
+        return ops.on_gpu(n_id).rows(self.value, n_id, drop, self.near)
 
     def sum(self, block: Block, coef: Tensor, drop: Drop = None) -> Tensor:
-        """[targets, heads, F]: sum over a target's edges of coef[:, head] * x[source]."""
+        """[targets, heads, F and zeros]: sum over a target's edges of coef[:, head] * x[source]."""
         if self.near is not None:
             read = self.near[1][block.n_id]
             self.hits += (read >= 0).sum()
             self.reads += read.numel()
         kernels = ops.on_gpu(coef)
-        return kernels.gather_sum(self.value, block.src, coef, block.ptr, block.n_id, drop, self.near)
+        return kernels.gather_sum(self.value, block.src, coef, block.ptr, block.n_id, drop, self.near, True)
 
     def dot(self, block: Block, v: Tensor, drop: Drop = None) -> Tensor:
         """[M, heads]: <x[source], v[head]>."""

@@ -12,6 +12,7 @@ from torch.nn.functional import dropout, elu
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of
 from adahop.graph import Graph
+from adahop.features import mapped
 from adahop.memory import Memory, build
 from adahop.models.conv import Conv
 from adahop.models.whole import Rows, full_block, node_chunks
@@ -85,7 +86,7 @@ class GNN(nn.Module):
         if features is not None and self.sums_raw():
             h, state = self.first(features, layers.pop(0)[1])
         else:
-            h, state = self.encode(batch.x if features is None else features.rows(batch.blocks[0].n_id))
+            h, state = self.encode(batch.x if features is None else self.rows(features, batch.blocks[0]))
         for layer, block in layers:
             n = block.num_dst
             h, state = self.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
@@ -103,12 +104,17 @@ class GNN(nn.Module):
         """The first layer from the table of raw features: sum a (E x + b) = E (sum a x) + b sum a."""
         conv = cast(Conv, self.convs[0])
         drop = features.drop(self.dropout) if self.training and self.dropout else None
-        own: Tensor = torch.empty(0, device=block.scale.device)
-        state: State = {}
-        if conv.asks_own or self.encoder is not None:
-            own, state = self.embed(features.rows(block.n_id[: block.num_dst], drop))
+        own, state = self.embed(self.rows(features, block, block.num_dst, drop))
         total = conv.raw_total(features, own, block, self.encoder, drop)
         return self.act(0, conv.combine(total, own), state), state
+
+    def rows(self, features: Any, block: Block, many: int | None = None, drop: Any = None) -> Tensor:
+        """The features of a block's first nodes, or nothing where nobody reads them."""
+        conv, memory = cast(Conv, self.convs[0]), self.memory(0)
+        if self.encoder is None and not conv.asks_own and (many is not None or (memory and not memory.draws)):
+            return torch.empty(0, device=block.scale.device)
+        x = features.rows(block.n_id[:many], drop)
+        return x if self.encoder is not None else x[:, : features.value.shape[1]]
 
     def encode(self, x: Tensor) -> tuple[Tensor, State]:
         return self.embed(self.drop(x))
@@ -116,7 +122,7 @@ class GNN(nn.Module):
     def embed(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None:
             return x, {}
-        z = self.encoder(x)
+        z = mapped(x, self.encoder.weight, self.encoder.bias)
         return z, {"z": z} if self.arch == "residual" else {}
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:

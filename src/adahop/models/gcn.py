@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from adahop.block import Block
 from adahop.checks import one_of
 from adahop.estimators import plain
+from adahop.features import mapped
 from adahop.memory import FIXED
 from adahop.models.base import GNN, Conv
 
@@ -35,7 +35,7 @@ class FixedConv(Conv):
         self.tell(features.energies(block, coef))
         if encoder is None:
             return total
-        return linear(total, encoder.weight) + features.per_target(block, coef).unsqueeze(1) * encoder.bias
+        return mapped(total, encoder.weight) + features.per_target(block, coef).unsqueeze(1) * encoder.bias
 
 
 class GCNConv(FixedConv):
@@ -58,7 +58,7 @@ class GCNConv(FixedConv):
         return (out if narrows(weight) else out @ weight.t()) + self.linear.bias
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        return self.linear(total)
+        return mapped(total, self.linear.weight, self.linear.bias)
 
 
 class GCN(GNN):
@@ -90,7 +90,7 @@ class SAGEConv(FixedConv):
         return self.own(own) + (out if narrows(weight) else out @ weight.t())
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        return self.own(own) + self.others(total)
+        return self.own(own) + mapped(total, self.others.weight)
 
 
 class SAGE(GNN):

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from adahop.ops import gpu_draw, gpu_learn, gpu_subset
-from adahop.ops.gpu_sums import edge_dot, energies, full_sum, gather_sum, known_energies, table
+from adahop.ops.gpu_attend import attend
+from adahop.ops.gpu_sums import edge_dot, energies, full_sum, gather_sum, known_energies, rows, table
 from adahop.ops.kinds import Drawn, Flat, Odds
 from adahop.ops.random import Stream
 
 __all__ = [
-    "add_log_weights", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum", "known_energies",
-    "push", "serves", "table", "track",
+    "add_log_weights", "attend", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum",
+    "known_energies", "push", "rows", "serves", "table", "track",
 ]  # fmt: skip
 
 BLOCK, WARPS = 512, 4  # neighbours scanned at a time

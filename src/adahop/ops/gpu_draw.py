@@ -11,6 +11,8 @@ import triton.language as tl
 
 from adahop.ops.gpu_random import base, draw_below, draw_unit, key_of
 
+SUB = tl.constexpr(32)  # places that a mark is first located among
+
 
 @triton.jit
 def put(t, slot, v, at, prob, scale, use, ok, indices, weight, n_id, pos, p_out, s_out, w_out, rows,
@@ -117,13 +119,24 @@ def sums(edge, node, indices, a, n, top, eta, BLK: tl.constexpr, EDGE: tl.conste
 
 
 @triton.jit
-def locate(w, o, n, mark, alike, eta, pick, last, before):
-    """Go on along a segment: count the places left of each mark, note the last that can come, add the odds up."""
-    w = tl.where(alike, ((o < n) & ((w > 0.0) | (eta > 0.0))).to(tl.float32), w)
-    c = tl.where(o < n, before + tl.cumsum(w, 0), float("inf"))
-    pick += tl.sum((c[None, :] <= mark[:, None]).to(tl.int32), 1)
-    last = tl.maximum(last, tl.max(tl.where(w > 0.0, o, -1), 0))
-    return pick, last, before + tl.sum(w, 0)
+def counted(w, o, n, alike, eta):
+    """The odds, or where all are alike 1 for everyone who can come."""
+    return tl.where(alike, ((o < n) & ((w > 0.0) | (eta > 0.0))).to(tl.float32), w)
+
+
+@triton.jit
+def locate(w, b, mark, part, base, last, before, BLK: tl.constexpr):
+    """Go on along a segment, 32 places at a time: how many such parts end left of each mark, and the sum up to there.
+
+    `last` is the last part with anyone in it.
+    """
+    sub = tl.sum(tl.reshape(w, (BLK // SUB, SUB)), 1)
+    c = before + tl.cumsum(sub, 0)
+    left = c[None, :] <= mark[:, None]
+    part += tl.sum(left.to(tl.int32), 1)
+    base = tl.maximum(base, tl.max(tl.where(left, c[None, :], 0.0), 1))
+    some = tl.where(sub > 0.0, b // SUB + tl.arange(0, BLK // SUB), -1)
+    return part, base, tl.maximum(last, tl.max(some, 0)), before + tl.sum(sub, 0)
 
 
 @triton.jit(do_not_specialize=["head", "layer", "rows"])
@@ -146,12 +159,17 @@ def multinomial(indptr, first, indices, weight, dst, ks, n_id, pos, p_out, s_out
     u = draw_unit(base(key_of(head, step, layer, STEPS), v), slot.to(tl.int64)).to(tl.float32)
     # who is surely taken is found like a draw: the s-th of those that count 1 each
     mark = tl.where(sure, slot.to(tl.float32), tl.maximum(u - eta, 0.0) / (1.0 - eta) * total)
-    pick, o = tl.zeros((KP,), tl.int32), tl.arange(0, BLK)
-    pick, last, before = locate(head_w, o, n, mark, sure | blank, eta, pick, -1, 0.0)
+    o, alike = tl.arange(0, BLK), sure | blank
+    part, base_sum = tl.zeros((KP,), tl.int32), tl.zeros((KP,), tl.float32)
+    part, base_sum, last, before = locate(counted(head_w, o, n, alike, eta), 0, mark, part, base_sum, -1, 0.0, BLK)
     for b in range(BLK, n, BLK):
-        w = weigh(edge, node, indices, a + b + o, b + o < n, top, EDGE, NODE)
-        pick, last, before = locate(w, b + o, n, mark, sure | blank, eta, pick, last, before)
-    pick = tl.minimum(pick, last)  # rounding may leave the mark just past the end
+        w = counted(weigh(edge, node, indices, a + b + o, b + o < n, top, EDGE, NODE), b + o, n, alike, eta)
+        part, base_sum, last, before = locate(w, b, mark, part, base_sum, last, before, BLK)
+    j = tl.minimum(part, last)[:, None] * SUB + tl.arange(0, SUB)[None, :]  # the 32 places that hold each mark
+    w = counted(weigh(edge, node, indices, a + j, (j >= 0) & (j < n), top, EDGE, NODE), j, n, alike, eta)
+    inner = tl.sum((base_sum[:, None] + tl.cumsum(w, 1) <= mark[:, None]).to(tl.int32), 1)
+    inner = tl.minimum(inner, tl.max(tl.where(w > 0.0, tl.arange(0, SUB)[None, :], -1), 1))  # past the end by rounding
+    pick = tl.where(inner >= 0, tl.minimum(part, last) * SUB + inner, -1)
     flat = tl.minimum((u / tl.maximum(eta, 1e-30) * n.to(tl.float32)).to(tl.int32), n - 1)
     pick = tl.where((u < eta) & (sure == 0), flat, pick)
     use = (slot < K) & (slot < tl.minimum(many, k)) & (pick >= 0)

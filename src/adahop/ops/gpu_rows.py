@@ -95,13 +95,13 @@ def edge_dot(out, h, src, rows, grad, ptr, near, place, seed, keep, width, strid
     for b in range(lo, hi, RB):
         e = b + tl.arange(0, RB)
         s = source(src, rows, e, e < hi, MAP)
-        total = tl.zeros((RB,), tl.float32)
+        total = tl.zeros((RB, BF), tl.float32)
         for at in range(0, width, BF):
             c = at + tl.arange(0, BF)
             g = tl.load(grad + (t * every * heads + a) * width + c, mask=c < width, other=0.0).to(tl.float32)
             y = rows_at(h + a * step, near, place, seed, keep, s, c, e < hi, width, stride, DROP, NEAR)
-            total += tl.sum(y * g[None, :], 1)
-        tl.store(out + e * heads + a, total, mask=e < hi)
+            total += y * g[None, :]
+        tl.store(out + e * heads + a, tl.sum(total, 1), mask=e < hi)
 
 
 @triton.jit
