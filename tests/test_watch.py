@@ -59,7 +59,7 @@ def test_energies_of_our_models(name, options, arch):
         want = messages(conv, h, own, block).flatten(1).square().sum(1)
         assert e.shape == (block.num_edges,) and not e.requires_grad
         assert torch.allclose(e, want, rtol=1e-4, atol=1e-7)
-    assert torch.equal(model(batch), out)  # watching changes nothing
+    assert torch.allclose(model(batch), out, rtol=1e-5, atol=1e-6)  # watching changes nothing; hooks, the order of sums
 
 
 class Stack(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,23 @@ class Block(NamedTuple):
     def drawn(self) -> Tensor:
         """[M] whether chance had a part in the edge being here."""
         return self.prob < 1
+
+
+class Ungathered:
+    """Rows of a table that nobody has gathered yet: who sums them can read the table itself."""
+
+    def __init__(self, table: Tensor, n_id: Tensor):
+        self.table, self.n_id = table, n_id
+
+    def gathered(self) -> Tensor:
+        return self.table.index_select(0, self.n_id)
+
+    def __getitem__(self, rows: slice) -> Ungathered:
+        return Ungathered(self.table, self.n_id[rows])
+
+    def to(self, *args: Any, **options: Any) -> Tensor:
+        """What moves to another device is the rows, not the table."""
+        return self.gathered().to(*args, **options)
 
 
 def expand(ptr: Tensor, num_edges: int) -> Tensor:

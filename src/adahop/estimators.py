@@ -7,14 +7,16 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from adahop import ops
-from adahop.block import Block
+from adahop.block import Block, Ungathered
 from adahop.ops import segment_max, segment_sum
 
 ATTENTION = ("self-normalised", "paper", "softmax")
 
 
-def gather(h: Tensor, block: Block, coef: Tensor) -> Tensor:
+def gather(h: Tensor | Ungathered, block: Block, coef: Tensor) -> Tensor:
     """sum over a target's edges of coef * h[src]; h [S, C] with coef [M], or [S, H, C] with [M, H]."""
+    if isinstance(h, Ungathered):
+        return ops.gather_sum(h.table, h.n_id.index_select(0, block.src), block.dst, coef, block.ptr)
     return ops.gather_sum(h, block.src, block.dst, coef, block.ptr)
 
 

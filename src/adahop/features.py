@@ -35,10 +35,15 @@ class Dot(torch.autograd.Function):
         return parts.sum(0), None, None, None
 
 
+def widened(weight: Tensor, h: Tensor) -> Tensor:
+    """W with as many columns as h: h may carry zeros after its own, as products like round widths."""
+    extra = h.shape[-1] - weight.shape[-1]
+    return pad(weight, (0, extra)) if extra else weight
+
+
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W h + b; h may carry columns of zeros after its own, for products that like round widths."""
-    extra = h.shape[-1] - weight.shape[1]
-    return linear(h, pad(weight, (0, extra)) if extra else weight, bias)
+    """W h + b, see `widened`."""
+    return linear(h, widened(weight, h), bias)
 
 
 class Features:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from adahop.block import Block
+from adahop.block import Block, Ungathered
 from adahop.checks import InputError, count, node_ids
 from adahop.samplers import Sampler
 
@@ -20,6 +20,8 @@ class Loader:
 
     prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws in a thread, d batches
     ahead; updates are then applied exactly d batches late, so runs with equal seeds stay equal.
+    lean=True leaves out what only PyG's layers need: the joined edges, and a copy of the rows of x, which adahop's own
+    models read where they lie. pin=True puts batches into pinned memory where there is a GPU to send them to.
 
     >>> import adahop
     >>> data = adahop.load("digits"); sampler = adahop.make("bs", data.graph, [5, 5])
@@ -36,13 +38,16 @@ class Loader:
         batch_size: int = 256,
         shuffle: bool = True,
         prefetch: int = 0,
+        lean: bool = False,
+        pin: bool = False,
     ):
         n = sampler.graph.num_nodes
         self.x, self.y = getattr(data, "x", None), getattr(data, "y", None)
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
-        self.sampler, self.shuffle = sampler, shuffle
+        self.sampler, self.shuffle, self.lean = sampler, shuffle, lean
+        self.pin = pin and torch.cuda.is_available() and sampler.graph.device.type == "cpu"
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
@@ -135,22 +140,19 @@ class Loader:
         """The PyG Data of some blocks. Local ids agree in all of them, so their edges join into one `edge_index`."""
         n_id, last = blocks[0].n_id, blocks[-1]
         targets = last.n_id[: last.num_dst]
-        data = Data(
-            n_id=n_id,
-            e_id=torch.cat([b.e_id for b in reversed(blocks)]),
-            edge_index=torch.cat([b.edge_index for b in reversed(blocks)], dim=1),
-            blocks=blocks,
-            batch_size=last.num_dst,
-        )
-        data.num_nodes = n_id.numel()
+        parts: dict[str, Any] = {"n_id": n_id, "blocks": blocks, "batch_size": last.num_dst, "num_nodes": n_id.numel()}
+        if not self.lean:
+            parts["e_id"] = torch.cat([b.e_id for b in reversed(blocks)])
+            parts["edge_index"] = torch.cat([b.edge_index for b in reversed(blocks)], dim=1)
         if self.x is not None:
-            data.x = self.x[n_id]
+            x = Ungathered(self.x, n_id)
+            parts["x"] = x if self.lean else x.gathered()
         if self.y is not None:
-            data.y = self.y[targets]
+            parts["y"] = self.y.index_select(0, targets)
         weight = self.sampler.loss_weight(blocks)
         if weight is not None:
-            data.loss_weight = weight
-        return data
+            parts["loss_weight"] = weight
+        return Data(**parts).pin_memory() if self.pin else Data(**parts)
 
 
 def _blocks(plain: list[Any], device: torch.device) -> list[Block]:

@@ -119,10 +119,14 @@ class Run:
         with on_disk(config.state):
             self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
-        cuda: dict[str, Any] = {"capturable": True, "fused": True} if config.device.startswith("cuda") else {}
-        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay, **cuda)
+        captured = {"capturable": True} if config.device.startswith("cuda") else {}
+        self.optimizer = torch.optim.Adam(
+            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True, **captured
+        )
         self.features = device_features(self.data.x, self.sampler, config)
-        self.loader = Loader(self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch)
+        self.loader = Loader(
+            self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch, lean=True
+        )
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.steps: Any = None  # the device's own, see `capture`

@@ -24,14 +24,16 @@ from adahop.watch import watch
 
 def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
     """One step of the model, the optimizer and the sampler; returns the loss."""
-    model.train()
-    with watch(model, sampler.feedback) as energy:
+    if not model.training:
+        model.train()
+    with watch(model, sampler.feedback if sampler.listens else None) as energy:
         out = model(batch)
     loss = criterion(out, batch.y, getattr(batch, "loss_weight", None))
     (loss + sampler.penalty(batch.blocks, energy)).backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    sampler.update(batch.blocks, energy)
+    if sampler.listens:
+        sampler.update(batch.blocks, energy)
     return loss.detach()
 
 

@@ -11,10 +11,11 @@ from torch_geometric.nn import MessagePassing
 
 
 @contextlib.contextmanager
-def watch(model: nn.Module, feedback: str = "energy") -> Iterator[list[Tensor]]:
+def watch(model: nn.Module, feedback: str | None = "energy") -> Iterator[list[Tensor]]:
     """Collect the energy |m_ij|^2 of each layer's messages, in the order the layers run.
 
-    `feedback` is the number wanted of a message, a sampler's `feedback`; all but "energy" need our own layers.
+    `feedback` is the number wanted of a message, a sampler's `feedback`; all but "energy" need our own layers, and
+    None wants nothing.
     Works for our own layers (they offer a `watcher`) and for unmodified PyG layers (their messages are overheard).
     A layer that stays silent is an error: the sampler would never learn of it.
 
@@ -26,7 +27,7 @@ def watch(model: nn.Module, feedback: str = "energy") -> Iterator[list[Tensor]]:
     """
     energy: list[Tensor] = []
     heard: set[str] = set()
-    listening = _layers(model, feedback)
+    listening = {} if feedback is None else _layers(model, feedback)
     handles = []
     try:
         for name, module in listening.items():

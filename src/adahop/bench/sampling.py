@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from adahop.bench import ours, peers
-from adahop.bench.clock import Runner, Turn, quartiles, ratio, take_turns, threads
+from adahop.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop.bench.graphs import batches, graph
 from adahop.bench.limit import lines_per_s
 from adahop.bench.state import weigh
-from adahop.checks import count
+from adahop.checks import count, one_of
 from adahop.graph import Graph
 
 METHODS = (
@@ -34,12 +34,14 @@ class Plan:
     rounds: int = 5
     seconds: float = 0.25  # of a turn
     device: str = "cpu"
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
         count(self.rounds, 1, "rounds")
         count(self.batch_size, 1, "batch_size")
         for n in self.threads:
             count(n, 1, "threads")
+        one_of(self.clock, CLOCKS, "clock")
         for text in self.methods:
             ours.parse(text)
 
@@ -59,7 +61,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
             limit = lines_per_s()
             say(f"{n} threads: {limit['prefetch'] / 1e6:.0f} M random cache lines a second ({limit['plain'] / 1e6:.0f} "
                 "without prefetch)")  # fmt: skip
-            turns = take_turns(_runners(plan, g, present), seeds, plan.rounds, plan.seconds, plan.device)
+            turns = take_turns(_runners(plan, g, present), seeds, plan.rounds, plan.seconds, plan.device, plan.clock)
             rows += [row(plan, runner, n, turns, limit, weights.get(runner.name, {})) for runner in turns]
     return rows
 
@@ -94,6 +96,7 @@ def row(
         "peer": runner.peer,
         "spread": [low, high],
         "rounds": plan.rounds,
+        "clock": plan.clock,
         "ratios": against,
         "lines_per_s": limit["prefetch"],
         "of_limit": mid / limit["prefetch"],

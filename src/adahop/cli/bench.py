@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from adahop.bench import epoch as training
 from adahop.bench import sampling as side_by_side
 from adahop.bench import show
 from adahop.checks import InputError
@@ -22,6 +23,7 @@ app.add_typer(bench, name="bench")
 GRAPH = "rmat:N,E, star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
 PARTS = "With commas between; parts may be set, like bs:update=true or graphsage:policy=tracked:draw=systematic."
 PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform; none for nobody."
+CLOCK = "wall, or cpu: processor seconds, for one thread on a busy machine."
 AS_JSON = typer.Option("--json", help="One JSON object a line on stdout.")
 
 
@@ -36,19 +38,46 @@ def sampling(
     rounds: Annotated[int, option("Turns that everyone takes.")] = 5,
     seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.25,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    clock: Annotated[str, option(CLOCK)] = "wall",
     out: Annotated[str | None, option("Folder for sampling.jsonl and a plot.")] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Edges drawn and relabelled a second, and the ratio to every peer that can be imported."""
     plan = side_by_side.Plan(
         graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
-        words(peers, "peers"), rounds, seconds, device,
+        words(peers, "peers"), rounds, seconds, device, clock,
     )  # fmt: skip
     if not plan.methods:
         raise InputError(f"`methods` must be names with commas between, like graphsage,bs, got '{methods}'")
     records = None if out is None else Records(out)
     rows = side_by_side.measure(plan, say)
     publish(rows, "sampling", records, as_json)
+
+
+@bench.command()
+def epoch(
+    graph: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
+    sizes: Annotated[str, option("Neighbours a node draws, input layer first.")] = "10,10",
+    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
+    threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
+    methods: Annotated[str, option(PARTS)] = ",".join(training.METHODS),
+    peers: Annotated[str, option("dgl, dgl:graphconv, dgl:sum-first; none for nobody.")] = "dgl",
+    rounds: Annotated[int, option("Epochs that everyone is measured for.")] = 3,
+    arch: Annotated[str, option("plain or residual.")] = "residual",
+    hidden: Annotated[int, option("Width of the hidden layers.")] = 256,
+    prefetch: Annotated[int, option("Batches our loader draws ahead in a thread of its own.")] = 0,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    clock: Annotated[str, option(CLOCK)] = "wall",
+    out: Annotated[str | None, option("Folder for epoch.jsonl and a plot.")] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Seconds a whole epoch of a GCN takes, ours and the same model on DGL's sampler and blocks."""
+    plan = training.Plan(
+        graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
+        words(peers, "peers"), rounds, arch, hidden, prefetch, device, clock,
+    )  # fmt: skip
+    records = None if out is None else Records(out)
+    publish(training.measure(plan, say), "epoch", records, as_json, "seconds")
 
 
 def words(text: str, what: str) -> list[str]:
@@ -60,7 +89,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def publish(rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool) -> None:
+def publish(
+    rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool, key: str = "edges_per_s"
+) -> None:
     """The table for people, the rows for programs, the plot for a page."""
     for row in rows if as_json else ():
         print(json.dumps(row), flush=True)
@@ -69,4 +100,4 @@ def publish(rows: list[dict[str, Any]], name: str, records: Records | None, as_j
         records.fresh(f"{name}.jsonl")
         for row in rows:
             records.row(f"{name}.jsonl", row)
-        say("plot: " + ", ".join(map(str, show.bars(rows, records.folder / name))))
+        say("plot: " + ", ".join(map(str, show.bars(rows, records.folder / name, key))))

@@ -11,10 +11,11 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of
-from adahop.graph import Graph
 from adahop.features import mapped
+from adahop.graph import Graph
 from adahop.memory import Memory, build
 from adahop.models.conv import Conv
+from adahop.models.first import can_sum_first, gathered, sum_first
 from adahop.models.whole import Rows, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
@@ -81,13 +82,15 @@ class GNN(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Outputs for the targets of the last block, from `batch.x` and `batch.blocks`."""
-        layers = list(enumerate(batch.blocks))
-        features = getattr(batch, "features", None)
-        if features is not None and self.sums_raw():
-            h, state = self.first(features, layers.pop(0)[1])
+        features, raw = getattr(batch, "features", None), False
+        if features is None:
+            raw = can_sum_first(self)
+            h, state = sum_first(self, batch.x, batch.blocks[0]) if raw else self.encode(gathered(batch.x))
         else:
-            h, state = self.encode(batch.x if features is None else self.rows(features, batch.blocks[0]))
-        for layer, block in layers:
+            raw = self.sums_raw()
+            block = batch.blocks[0]
+            h, state = self.first(features, block) if raw else self.encode(self.rows(features, block))
+        for layer, block in list(enumerate(batch.blocks))[raw:]:
             n = block.num_dst
             h, state = self.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
         return self.decode(h)
@@ -182,23 +185,26 @@ class GNN(nn.Module):
         was, _ = self.training, self.eval()
         self.whole = True
         try:
-            h, state = self._encode_all(x)
+            again = x.shape[1] <= self.widths[0]  # what x says is made anew, a piece at a time, instead of being held
+            h, state = self._encode_all(x, not again)
             cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32))
             for layer, conv in enumerate(self.layers()):
                 memory = self.memory(layer)
                 if memory is not None:
                     memory.refresh(h, conv, self._passing)
                 conv.ready = conv.prepare(h)
-                out, kept = Rows(len(h)), {k: Rows(len(h)) for k in state}
+                out, kept = Rows(len(h)), {}  # type: Rows, dict[str, Rows]
                 for a, b in cuts:
-                    carried = {k: v[a:b] for k, v in state.items()}
-                    part, carried = self.step(layer, h, h[a:b], carried, full_block(graph, a, b))
+                    given = {**(self.encode(x[a:b])[1] if again else {}), **{k: v[a:b] for k, v in state.items()}}
+                    part, carried = self.step(layer, h, h[a:b], given, full_block(graph, a, b))
                     out.put(a, part)
-                    for k, rows in kept.items():
-                        rows.put(a, carried[k])
+                    for k in (k for k in given if carried[k] is not given[k]):
+                        kept.setdefault(k, Rows(len(h))).put(a, carried[k])
                 conv.ready = None
-                h, state = out.all, {k: rows.all for k, rows in kept.items()}
-            outputs = Rows(len(h))
+                h, state = out.all, {**state, **{k: rows.all for k, rows in kept.items()}}
+            if self.decoder is None:
+                return h
+            outputs, state = Rows(len(h)), {}
             for a in range(0, max(len(h), 1), 1 << 16):
                 outputs.put(a, self.decode(h[a : a + (1 << 16)]))
             return outputs.all
@@ -208,7 +214,8 @@ class GNN(nn.Module):
                 conv.ready = None
             self.train(was)
 
-    def _encode_all(self, x: Tensor) -> tuple[Tensor, State]:
+    def _encode_all(self, x: Tensor, whole: bool) -> tuple[Tensor, State]:
+        """h of everyone, and with `whole` what they carry."""
         if self.encoder is None or len(x) == 0:
             return self.encode(x)
         h = Rows(len(x))
@@ -216,6 +223,6 @@ class GNN(nn.Module):
         for a in range(0, len(x), 1 << 14):
             part, state = self.encode(x[a : a + (1 << 14)])
             h.put(a, part)
-            for k, v in state.items():
+            for k, v in state.items() if whole else ():
                 kept.setdefault(k, Rows(len(x))).put(a, v)
         return h.all, {k: rows.all for k, rows in kept.items()}

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from adahop.block import Block
 from adahop.checks import InputError, count, one_of
 from adahop.estimators import ATTENTION, attended, gather
-from adahop.features import mapped
+from adahop.features import mapped, widened
 from adahop.memory import ATTENDED
 from adahop.models.base import GNN, Conv
 
@@ -76,16 +75,15 @@ class GATConv(Conv):
             t = t + v @ encoder.bias
         coef = attended(own @ u.t(), t, block, self.slope, self.form, by_edge=True)
         total = features.sum(block, coef, drop)
-        self.tell(features.energies(block, coef))
+        if self.watcher is not None:
+            self.tell(features.energies(block, coef))
         if encoder is None:
             return total
         return mapped(total, encoder.weight) + features.per_target(block, coef).unsqueeze(-1) * encoder.bias
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
         weight = self.linear.weight.view(self.heads, self.width, -1)
-        extra = total.shape[-1] - weight.shape[-1]
-        weight = pad(weight, (0, extra)) if extra else weight
-        return self._join(torch.einsum("dhi,hoi->dho", total, weight))
+        return self._join(torch.einsum("dhi,hoi->dho", total, widened(weight, total)))
 
     def _join(self, out: Tensor) -> Tensor:
         return (out.mean(1) if self.mean else out.flatten(1)) + self.bias

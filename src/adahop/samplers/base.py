@@ -91,6 +91,12 @@ class Sampler(nn.Module):
 
     # --- for samplers ----------------------------------------------------------------------------------------------
 
+    @property
+    def listens(self) -> bool:
+        """Whether energies are of any use to it; where not, nobody needs to find them."""
+        kind = type(self)
+        return kind.learn is not Sampler.learn or kind.penalty is not Sampler.penalty
+
     def draw(self, seeds: Tensor) -> list[Block]:
         raise NotImplementedError
 

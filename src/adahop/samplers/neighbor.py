@@ -56,6 +56,11 @@ class NeighborSampler(Sampler):
     def feedback(self) -> str:  # type: ignore[override]
         return self.policy.feedback
 
+    @property
+    def listens(self) -> bool:
+        own = type(self).learn is not NeighborSampler.learn
+        return own or type(self.policy).update is not Policy.update
+
     def draw(self, seeds: Tensor) -> list[Block]:
         if self.slots is not None:
             return self.slots.draw(self, seeds)
