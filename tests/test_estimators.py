@@ -77,7 +77,7 @@ def test_the_papers_form_by_hand(kind, own):
 def test_the_papers_form_on_real_blocks(policy, draw):
     g = star(12, 30).normalized("row")
     kind = policy(g, 1)
-    kind.log_weight += torch.randn(kind.log_weight.shape, generator=torch.Generator().manual_seed(0)) * 0.3
+    kind.arms.put(0, torch.exp(torch.randn(g.num_edges, generator=torch.Generator().manual_seed(0)) * 0.3))
     k = 4
     block = NeighborSampler(g, [k], kind, draw).sample(torch.arange(30))[0]
     score = torch.randn(block.num_edges, 1, generator=torch.Generator().manual_seed(1))
@@ -120,7 +120,7 @@ def test_self_normalised_is_consistent():
     value, score = torch.rand(n, generator=gen), torch.randn(n, generator=gen)
     true = (score.softmax(0) * value).sum()
     policy = Exp3M(g, 1)
-    policy.log_weight[0] = (2 * value).repeat(copies)  # drawn by their value: the sample alone is far from fair
+    policy.arms.put(0, (2 * value).exp().repeat(copies))  # drawn by their value: the sample alone is far from fair
     error, bias = {}, {}
     for form in ("self-normalised", "softmax"):
         for k in (3, 12, 48):

@@ -54,8 +54,8 @@ def drawn_both(graph: Graph, k, how: str, odds: Odds, key: int):
     ks = torch.as_tensor(k).reshape(-1)
     ours = ops.draw(g.indptr, g.first, g.indices, dst.to(DEVICE), ks.to(DEVICE), how, here, key)
     theirs = reference.draw(
-        graph.indptr, graph.first, graph.indices, dst, ks.expand(len(dst)), how, odds.edge, odds.log, odds.node, odds.eta,
-        key,
+        graph.indptr, graph.first, graph.indices, dst, ks.expand(len(dst)), how, odds.edge, odds.log, odds.node,
+        odds.eta, key,
     )  # fmt: skip
     return ops.Drawn(*(t.cpu() for t in ours)), ops.Drawn(*theirs)
 
@@ -240,12 +240,12 @@ def learned(method: str, monkeypatch, kernels: bool, steps: int = 3, **options):
     if not kernels:
         monkeypatch.delenv("ADAHOP_TRITON")
         monkeypatch.setenv("ADAHOP_REFERENCE", "1")
-    sampler = make(method, small_graph(), [3, 2], **options)
+    sampler = make(method, small_graph(), [2, 2], **options)
     if kernels:
         sampler = sampler.to(DEVICE)
         assert sampler.flatten()
     for _ in range(steps):
-        blocks = sampler.sample(torch.arange(0, 16, 2))
+        blocks = sampler.sample(torch.arange(1, 16, 4))
         told = [1e3 * (b.n_id[b.src] + 1.0) * (b.weight * b.scale).square() for b in blocks]
         sampler.update(blocks, told)
     if not kernels:
@@ -257,9 +257,9 @@ def learned(method: str, monkeypatch, kernels: bool, steps: int = 3, **options):
 @pytest.mark.parametrize("options", [{}, {"step": 0.9}, {"step": "paper"}, {"step": 30.0}])
 def test_exp3_learns_what_the_reference_learns(monkeypatch, options):
     """A node that is a target several times over learns once; with the largest step, segments are brought back."""
-    ours, true = (learned("bs", monkeypatch, kernels, steps=12 if options.get("step") == 30.0 else 3, **options)
+    ours, true = (learned("bs", monkeypatch, kernels, steps=9 if options.get("step") == 30.0 else 2, **options)
                   for kernels in (True, False))  # fmt: skip
-    assert float(true["log_weight"].abs().max()) > 0
+    assert float((true["arms.weight"] - 1).abs().max()) > 0
     for name, want in true.items():
         assert torch.allclose(ours[name].double(), want.double(), rtol=1e-3, atol=1e-4), name
 
@@ -268,7 +268,7 @@ def test_tracked_learns_what_the_reference_learns(monkeypatch):
     """On draws that both sides share: uniform odds, so that the kernels' other way to draw plays no part."""
     ours, true = (learned("graphsage", monkeypatch, k, policy="tracked", eta=0.999) for k in (True, False))
     seen = (ours["visits"] > 0) & (true["visits"] > 0)
-    assert seen.double().mean() > 0.3
+    assert seen.double().mean() > 0.15
     assert torch.allclose(ours["square"][seen], true["square"][seen], rtol=0.35)
     assert torch.allclose(ours["level"], true["level"], rtol=0.35)
 
@@ -276,10 +276,10 @@ def test_tracked_learns_what_the_reference_learns(monkeypatch):
 def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False, dropout: float = 0.0, **options):
     if not kernels:
         monkeypatch.delenv("ADAHOP_TRITON")
-    config = Config(sizes=(3, 3), hidden=8, batch_size=16, dropout=dropout, epochs=epochs, **options,
+    config = Config(sizes=(2, 2), hidden=8, batch_size=8, dropout=dropout, epochs=epochs, **options,
                     device=DEVICE if kernels else "cpu")  # fmt: skip
     torch.manual_seed(0)
-    data = toy_data(nodes=50)
+    data = toy_data(nodes=30)
     data.to = lambda device: moved(data, device)
     run = Run(data, config, 0)
     if not kernels:

@@ -58,7 +58,7 @@ def test_the_learners_beat_ladies():
     assert learnt["as-gcn"].w[0, 0] > 5 * learnt["as-gcn"].w[0, 1:].abs().max()
 
 
-@pytest.mark.parametrize(("name", "state"), [("bliss", "policy.log_weight"), ("as-gcn", "w")])
+@pytest.mark.parametrize(("name", "state"), [("bliss", "policy.arms.weight"), ("as-gcn", "w")])
 def test_the_unit_of_the_energy_does_not_matter(name, state):
     g, x, h = problem()
     options = {"features": x} if name == "as-gcn" else {}

@@ -40,7 +40,7 @@ def learned(kind, graph: Graph):
     """A policy that is far from uniform."""
     policy = kind(graph, 1) if kind is not Static else Static(graph, 1, eta=0.1)
     if kind is not Static:
-        policy.log_weight += torch.randn(policy.log_weight.shape, generator=torch.Generator().manual_seed(5))
+        policy.arms.put(0, torch.exp(torch.randn(graph.num_edges, generator=torch.Generator().manual_seed(5))))
     return policy
 
 

@@ -259,8 +259,9 @@ def test_unbiased(words):
     data.p = torch.rand(900, generator=torch.Generator().manual_seed(3)) + 0.1
     loader = AdaptiveNeighborLoader(data, [3, 2], torch.arange(40), batch_size=40, **words)
     policy = loader.sampler.policy
-    if hasattr(policy, "log_weight"):
-        policy.log_weight.copy_(torch.randn(policy.log_weight.shape, generator=torch.Generator().manual_seed(1)))
+    if hasattr(policy, "arms"):
+        noise = torch.randn(policy.log_weight.shape, generator=torch.Generator().manual_seed(1))
+        policy.arms.put(slice(None), noise.exp())
     h = torch.randn(60, generator=torch.Generator().manual_seed(2)).double()
     full = torch.zeros(60).double().index_add_(
         0, data.edge_index[1], data.edge_weight.double() * h[data.edge_index[0]]

@@ -55,8 +55,7 @@ def test_alignment_is_the_formula():
 def test_scale_is_n_over_k_whatever_q(method):
     g = messy_graph()
     sampler = make(method, g, [4])
-    with torch.no_grad():
-        sampler.policy.log_weight.normal_(0, 2, generator=torch.Generator().manual_seed(0))
+    sampler.policy.arms.put(0, torch.exp(2 * torch.randn(g.num_edges, generator=torch.Generator().manual_seed(0))))
     block = sampler.sample(torch.arange(60))[0]
     n = (g.indptr[1:] - g.first)[block.n_id[block.dst]]
     true = ~block.is_self()

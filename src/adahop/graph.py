@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, in_range, one_of, whole
+from adahop.ops import large_pages
 
 
 class Graph:
@@ -112,7 +113,10 @@ class Graph:
         loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         eid = None if order is None else _small(order, src.numel())
-        return cls(indptr, _small(src, n), weight, eid, indptr[:-1] + loops)
+        built = cls(indptr, _small(src, n), weight, eid, indptr[:-1] + loops)
+        for _, t in built._tensors():
+            large_pages(t)
+        return built
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 

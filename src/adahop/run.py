@@ -119,7 +119,7 @@ class Run:
         with on_disk(config.state):
             self.model, self.sampler = assemble(self.data, config, seed)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
-        captured = {"capturable": True} if config.device.startswith("cuda") else {}
+        captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}
         self.optimizer = torch.optim.Adam(
             parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True, **captured
         )

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu, random, reference
-from adahop.ops.kinds import DRAWS, Drawn, Flat, Odds
+from adahop.ops import cpu, cpu_hop, random, reference
+from adahop.ops.kinds import DRAWS, Drawn, Flat, Hop, Odds, Tree
+from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Drawn", "Flat", "Odds", "add_log_weights", "draw", "full_sum", "gather_sum", "get_threads", "on_gpu",
-    "over", "random", "reference", "relabel", "segment_max", "segment_sum", "set_threads", "threads",
+    "DRAWS", "Drawn", "Flat", "Hop", "Odds", "Tree", "draw", "exp3", "forget", "full_sum", "gather_sum", "get_threads",
+    "grow", "hop", "join", "large_pages", "on_gpu", "over", "random", "reference", "relabel", "segment_max",
+    "segment_sum", "set_threads", "threads",
 ]  # fmt: skip
 
 segment_sum, segment_max = reference.segment_sum, reference.segment_max
@@ -52,7 +54,7 @@ def draw(
     `k` holds one number for all targets or one each; -1 takes everyone. `how` is one of DRAWS.
     """
     if fast(dst):
-        return cpu.draw(indptr, first, indices, dst, k, how, odds, key)
+        return cpu_hop.draw(indptr, first, indices, dst, k, how, odds, key)
     if (kernels := on_gpu(dst)) and how != "poisson" and indices.numel() and kernels.serves(k):
         return kernels.draw(indptr, first, indices, dst, k, how, odds, key)
     ks = k.expand(dst.numel()) if k.numel() == 1 else k
@@ -60,12 +62,39 @@ def draw(
         indptr, first, indices, dst, ks, how, odds.edge, odds.log, odds.node, odds.eta, key))  # fmt: skip
 
 
-def relabel(dst: Tensor, pos: Tensor, indices: Tensor, eid: Tensor | None, scratch: Tensor):
-    """(n_id, local source ids, e_id) of the edges at `pos`: targets first. `scratch` [N] int32 holds -1 throughout."""
+def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    """(n_id, local source ids): targets first, then sources as they appear. `scratch` [N] int32 is -1 throughout."""
+    return cpu_hop.relabel(dst, src, scratch) if fast(dst) else reference.relabel(dst, src)
+
+
+def join(
+    dst: Tensor, drawn: Drawn, indices: Tensor, eid: Tensor | None, weight: Tensor | None, scratch: Tensor,
+    known: bool | None = None,
+) -> Hop:  # fmt: skip
+    """Number the nodes of drawn edges as `relabel` does, and look the edges up. With `known`, scratch is as in `hop`."""
     if fast(dst):
-        return cpu.relabel(dst, pos, indices, eid, scratch)
-    nodes, src = reference.relabel(dst, indices[pos].long())
-    return nodes, src, pos if eid is None else eid[pos].long()
+        return cpu_hop.join(dst, drawn, indices, eid, weight, scratch, known)
+    pos, rows = drawn.pos, torch.arange(drawn.ptr.numel() - 1, device=dst.device)
+    nodes, src = relabel(dst, indices[pos].long(), scratch)
+    edge_index = torch.stack([src, torch.repeat_interleave(rows, drawn.ptr.diff(), output_size=pos.numel())])
+    w = torch.ones_like(drawn.scale) if weight is None else weight[pos]
+    return Hop(drawn, nodes, edge_index, pos if eid is None else eid[pos].long(), w)
+
+
+def hop(
+    indptr: Tensor, first: Tensor, indices: Tensor, eid: Tensor | None, weight: Tensor | None, dst: Tensor, k: Tensor,
+    how: str, odds: Odds, key: int, scratch: Tensor, known: bool,
+) -> Hop:  # fmt: skip
+    """`draw` and `join` in one. `scratch` keeps the numbers, for the next hop to go on with (`known`): see `forget`."""
+    if fast(dst):
+        return cpu_hop.hop(indptr, first, indices, eid, weight, dst, k, how, odds, key, scratch, known)
+    return join(dst, draw(indptr, first, indices, dst, k, how, odds, key), indices, eid, weight, scratch)
+
+
+def forget(n_id: Tensor, scratch: Tensor) -> None:
+    """After the last hop: scratch is -1 again."""
+    if fast(n_id):
+        cpu_hop.forget(n_id, scratch)
 
 
 def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
@@ -91,11 +120,16 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     return reference.full_sum(h, indptr, indices, weight, nodes)
 
 
-def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch) -> None:
-    """log_weight[pos] += gain in place, kept within float32's reach (only differences within a segment matter)."""
+def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
+    """weight[pos] *= exp(gain) in place, kept within float32's reach (only ratios within a segment matter)."""
     if fast(dst):
-        cpu.add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch)
+        cpu.grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch)
     elif kernels := on_gpu(dst):
-        kernels.add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight)
+        kernels.grow(dst, ptr, pos, gain, first, indptr, weight)
     else:
-        reference.add_log_weights(dst, pos, gain, first, indptr, log_weight)
+        reference.grow(dst, pos, gain, first, indptr, weight)
+
+
+def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
+    """EXP3's update in one pass, on the CPU: rule = (reward times k, paper's step, step, eta, horizon, memory)."""
+    cpu.exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch)

@@ -6,45 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_block, cpu_draw, cpu_rows
-from adahop.ops.kinds import DRAWS, Drawn, Odds
+from adahop.ops import cpu_bandit, cpu_block
+from adahop.ops.kinds import Tree
 from adahop.ops.threads import over
-
-
-def draw(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: Tensor, how: str, odds: Odds, key: int):
-    plain = odds.edge is None and odds.node is None and how != "poisson"
-    kernel = cpu_rows.uniform_rows if plain else cpu_rows.weighted_rows
-    graph = (indptr.numpy(), first.numpy(), dst.numpy(), k.numpy())
-    choice = (DRAWS[how], key) if plain else (DRAWS[how], key, indices.numpy(), *_odds(odds))
-    n, work = dst.numel(), _work(graph)
-    ptr, none = np.zeros(n + 1, np.int64), np.empty(0, np.float32)
-    over(kernel, n, True, *graph, *choice, ptr, np.empty(0, np.int64), none, none, work=work)
-    np.cumsum(ptr, out=ptr)
-    m = int(ptr[-1])
-    pos, prob, scale = np.empty(m, np.int64), np.empty(m, np.float32), np.empty(m, np.float32)
-    over(kernel, n, False, *graph, *choice, ptr, pos, prob, scale, work=work)
-    return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
-
-
-def _odds(odds: Odds) -> tuple:
-    """(form, edge, node, eta) as the kernels take them."""
-    form = cpu_draw.UNIFORM if odds.edge is None else cpu_draw.EDGE_LOG if odds.log else cpu_draw.EDGE
-    edge, node = (np.empty(0, np.float32) if t is None else t.numpy() for t in (odds.edge, odds.node))
-    return form, edge, node, odds.eta
-
-
-def _work(graph: tuple) -> np.ndarray:
-    """Cumulative degree of the targets: what a scan of their neighbourhoods costs."""
-    indptr, _, dst, _ = graph
-    return np.concatenate([[0], np.cumsum(indptr[dst + 1] - indptr[dst] + 16)])
-
-
-def relabel(dst: Tensor, pos: Tensor, indices: Tensor, eid: Tensor | None, scratch: Tensor):
-    m = pos.numel()
-    n_id, local, e_id = np.empty(dst.numel() + m, np.int64), np.empty(m, np.int64), np.empty(m, np.int64)
-    ids = np.empty(0, np.int32) if eid is None else eid.numpy()
-    n = cpu_block.relabel(dst.numpy(), pos.numpy(), indices.numpy(), ids, scratch.numpy(), n_id, local, e_id)
-    return torch.from_numpy(n_id[:n].copy()), torch.from_numpy(local), torch.from_numpy(e_id)
 
 
 class GatherSum(torch.autograd.Function):
@@ -88,10 +52,25 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     return out
 
 
-def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, scratch) -> None:
-    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, log_weight)]
-    n = dst.numel()
-    if cpu_block.repeated(args[0], scratch.numpy()):  # two rows of one node: one writer, in order
-        cpu_block.add_log_weights(0, n, *args)
+def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
+    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, weight)]
+    _spread(cpu_bandit.grow, scratch, *args, *_sums(tree, first))
+
+
+def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
+    args = [t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits)]
+    gain = np.empty(reward.numel(), np.float32)
+    _spread(cpu_bandit.exp3, scratch, *args, rule, gain, weight.numpy(), *_sums(tree, first))
+
+
+def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    if tree is None:
+        return np.full(first.numel(), -1, np.int32), np.empty(0, np.float32)
+    return tree.start.numpy(), tree.sums.numpy()
+
+
+def _spread(kernel, scratch: Tensor, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
+    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, in order
+        kernel(0, len(dst), dst, ptr, *given)
     else:
-        over(cpu_block.add_log_weights, n, *args, work=args[1])
+        over(kernel, len(dst), dst, ptr, *given, work=ptr)

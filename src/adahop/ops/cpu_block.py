@@ -1,32 +1,48 @@
-"""Relabelling, the weighted sum of messages, and policy updates on the CPU."""
+"""Numbering the nodes of a block, and the weighted sum of its messages, on the CPU."""
 
 from __future__ import annotations
 
 import numba as nb
 import numpy as np
 
-from adahop.ops.kinds import HIGH, LOW, SPAN
+from adahop.ops.prefetch import prefetch_write
+
+AHEAD = 24  # edges
 
 
 @nb.njit(nogil=True, cache=True)
-def relabel(dst, pos, indices, eid, local_of, n_id, local, e_id):
-    """Number targets first, then sources as they first appear; `local_of` is -1 everywhere before and after."""
-    n = dst.shape[0]
-    for i in range(n):
+def name_targets(dst, local_of, n_id):
+    """Targets are numbered as they come; one that comes twice goes by its first number."""
+    for i in range(dst.shape[0]):
+        if i + AHEAD < dst.shape[0]:
+            prefetch_write(local_of, dst[i + AHEAD])
         n_id[i] = dst[i]
         if local_of[dst[i]] < 0:
             local_of[dst[i]] = i
-    for e in range(pos.shape[0]):
-        v = indices[pos[e]]
-        e_id[e] = eid[pos[e]] if eid.shape[0] > 0 else pos[e]
-        if local_of[v] < 0:
-            local_of[v] = n
-            n_id[n] = v
-            n += 1
-        local[e] = local_of[v]
-    for i in range(n):
-        local_of[n_id[i]] = -1
+
+
+@nb.njit(nogil=True, cache=True)
+def name_sources(a, b, src, local_of, n_id, n):
+    """src[a:b] from global to local ids, new ones from n on as they first appear; how many there are then."""
+    for e in range(a, b):
+        prefetch_write(local_of, src[min(e + AHEAD, b - 1)])
+        v = src[e]
+        old = local_of[v]
+        new = old < 0  # no branch: nobody can foresee which sources are new
+        x = n if new else np.int64(old)
+        n_id[n] = v
+        local_of[v] = x
+        src[e] = x
+        n += new
     return n
+
+
+@nb.njit(nogil=True, cache=True)
+def forget(n_id, local_of):
+    for i in range(n_id.shape[0]):
+        if i + AHEAD < n_id.shape[0]:
+            prefetch_write(local_of, n_id[i + AHEAD])
+        local_of[n_id[i]] = -1
 
 
 @nb.njit(nogil=True, cache=True)
@@ -94,24 +110,6 @@ def transpose(src, dst, coef, ptr, out_dst, out_coef):
         out_dst[o] = dst[e]
         for a in range(coef.shape[1]):
             out_coef[o, a] = coef[e, a]
-
-
-@nb.njit(nogil=True, cache=True)
-def add_log_weights(lo, hi, dst, ptr, pos, gain, first, indptr, log_weight):
-    """log_weight[pos] += gain, a target at a time; a segment that left [LOW, HIGH] is centred again."""
-    for t in range(lo, hi):
-        out = False
-        for e in range(ptr[t], ptr[t + 1]):
-            x = log_weight[pos[e]] + gain[e]
-            log_weight[pos[e]] = x
-            out = out or x > HIGH or x < LOW
-        if out:
-            v = dst[t]
-            top = -np.inf
-            for j in range(first[v], indptr[v + 1]):
-                top = max(top, log_weight[j])
-            for j in range(first[v], indptr[v + 1]):
-                log_weight[j] = max(log_weight[j] - top, -SPAN)
 
 
 @nb.njit(nogil=True, cache=True)

@@ -10,12 +10,14 @@ from adahop.ops.random import draw_below, draw_unit
 MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
 UNIFORM, EDGE, EDGE_LOG = 0, 1, 2  # how the odds of an edge are given
 SHUFFLE = 1 << 32  # counters for shuffling, away from those for drawing
+_ONE, _LAST = np.uint64(1), np.uint64(63)
 FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
 
 
 @nb.njit(nogil=True, cache=True)
-def fill_odds(w, idx, a, n, form, edge, node, indices, eta):
+def fill_odds(w, idx, a, n, odds, indices):
     """w[:m], idx[:m]: the odds and offsets of those that can come at all; their number m."""
+    form, edge, node, eta = odds
     top = 0.0
     if form == EDGE_LOG:
         top = -np.inf
@@ -132,14 +134,19 @@ def depround(p, n, k, stream, out):
 
 @nb.njit(nogil=True, cache=True)
 def floyd(n, k, stream, out):
-    """A uniform k-subset of n, in k steps."""
+    """A uniform k-subset of n, in k steps; a mask of 64 bits tells most newcomers without a search."""
+    seen = np.uint64(0)
     for s in range(k):
         j = n - k + s
         r = draw_below(stream, s, j + 1)
-        for b in range(s):
-            if out[b] == r:
-                r = j
-                break
+        bit = _ONE << (np.uint64(r) & _LAST)
+        if seen & bit:
+            for b in range(s):
+                if out[b] == r:
+                    r = j
+                    break
+            bit = _ONE << (np.uint64(r) & _LAST)
+        seen |= bit
         out[s] = r
 
 

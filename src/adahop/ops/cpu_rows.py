@@ -18,43 +18,97 @@ from adahop.ops.cpu_draw import (
     shuffle,
     systematic,
 )
+from adahop.ops.prefetch import prefetch
 from adahop.ops.random import base, draw_below
 
+AHEAD = 16  # how many targets ahead a line of theirs is asked for
+
 
 @nb.njit(nogil=True, cache=True)
-def uniform_rows(lo, hi, count, indptr, first, dst, ks, how, key, ptr, pos, prob, scale):
-    """Fill targets lo..hi, all neighbours alike. With `count`, only ptr[t + 1] = how many places target t takes."""
-    out = np.empty(max(min(ks.max(), indptr[-1]), 1) if ks.shape[0] > 0 else 1, np.int64)
-    for t in range(lo, hi):
+def spans(indptr, first, dst, ks, where, ptr):
+    """Where each target's true neighbours start, how many, how many loops before them, and ptr if k are taken."""
+    rows = dst.shape[0]
+    start, size, loops = where
+    ptr[0] = 0
+    for t in range(rows):
+        if t + AHEAD < rows:
+            prefetch(indptr, dst[t + AHEAD])
+            prefetch(first, dst[t + AHEAD])
         v = dst[t]
-        a, n = first[v], indptr[v + 1] - first[v]
         k = ks[t] if ks.shape[0] > 1 else ks[0]
-        loops = a - indptr[v]
-        if count:
-            ptr[t + 1] = loops + (n if k < 0 else min(n, k))
-            continue
-        o = ptr[t]
-        for j in range(loops):
-            pos[o + j], prob[o + j], scale[o + j] = indptr[v] + j, 1.0, 1.0
-        o += loops
-        stream = base(key, v)
-        if k < 0 or n <= k:
-            for j in range(n):
-                pos[o + j], prob[o + j], scale[o + j] = a + j, 1.0, 1.0
-        elif how == MULTINOMIAL:
-            for s in range(k):
-                pos[o + s] = a + draw_below(stream, s, n)
-                prob[o + s], scale[o + s] = 1.0 / n, np.float64(n) / k
-        else:
-            floyd(n, k, stream, out)
-            for s in range(k):
-                pos[o + s] = a + out[s]
-                prob[o + s], scale[o + s] = np.float64(k) / n, np.float64(n) / k
+        start[t], size[t], loops[t] = first[v], indptr[v + 1] - first[v], first[v] - indptr[v]
+        ptr[t + 1] = ptr[t] + loops[t] + (size[t] if k < 0 else min(size[t], k))
 
 
 @nb.njit(nogil=True, cache=True)
-def put(a, w, idx, m, k, eta, how, stream, out, o, pos, prob, scale):
+def look_up(lo, hi, ptr, pos, csr, ends):
+    """Source, target, edge id and weight of the edges of targets lo..hi; an empty `eid` or `weight` is left out.
+
+    Plain loops: reads that do not depend on each other overlap by themselves, and a prefetch only costs.
+    """
+    indices, eid, weight = csr
+    src, row, e_id, w = ends
+    a, b = ptr[lo], ptr[hi]
+    for e in range(a, b):
+        src[e] = indices[pos[e]]
+    if eid.shape[0] > 0:
+        for e in range(a, b):
+            e_id[e] = eid[pos[e]]
+    if weight.shape[0] > 0:
+        for e in range(a, b):
+            w[e] = weight[pos[e]]
+    for t in range(lo, hi):
+        for e in range(ptr[t], ptr[t + 1]):
+            row[e] = t
+
+
+@nb.njit(inline="always")
+def sure(a, o, n, pos, prob, scale):
+    """The n places from a on, taken exactly."""
+    for j in range(n):
+        pos[o + j] = a + j
+        prob[o + j] = np.float32(1.0)
+        scale[o + j] = np.float32(1.0)
+
+
+@nb.njit(nogil=True, cache=True)
+def uniform_rows(lo, hi, dst, where, ptr, ks, how, key, drawn):
+    """Fill targets lo..hi, all neighbours alike."""
+    start, size, loops = where
+    pos, prob, scale = drawn
+    out = np.empty(max(min(ks.max(), size[lo:hi].max()), 1) if hi > lo else 1, np.int64)
+    for t in range(lo, hi):
+        a, n, o = start[t], size[t], ptr[t]
+        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        if k < 0 or n <= k:
+            sure(a - loops[t], o, loops[t] + n, pos, prob, scale)
+        else:
+            sure(a - loops[t], o, loops[t], pos, prob, scale)
+            uniform_row(a, n, k, o + loops[t], base(key, dst[t]), how, out, pos, prob, scale)
+
+
+@nb.njit(inline="always")
+def uniform_row(a, n, k, o, stream, how, out, pos, prob, scale):
+    """k of n neighbours from a on, all alike."""
+    if how == MULTINOMIAL:
+        q = np.float32(1.0 / n)
+        for s in range(k):
+            pos[o + s] = a + draw_below(stream, s, n)
+    else:
+        q = np.float32(np.float64(k) / n)
+        floyd(n, k, stream, out)
+        for s in range(k):
+            pos[o + s] = a + out[s]
+    times = np.float32(np.float64(n) / k)
+    for s in range(k):
+        prob[o + s] = q
+        scale[o + s] = times
+
+
+@nb.njit(nogil=True, cache=True)
+def put(a, w, idx, m, k, eta, how, stream, out, o, drawn):
     """Draw k of the m neighbours a + idx with the odds w and write them from o on."""
+    pos, prob, scale = drawn
     if how == MULTINOMIAL:
         total = multinomial(w, m, k, eta, stream, out)
         for s in range(k):
@@ -74,34 +128,37 @@ def put(a, w, idx, m, k, eta, how, stream, out, o, pos, prob, scale):
 
 
 @nb.njit(nogil=True, cache=True)
-def weighted_rows(
-    lo, hi, count, indptr, first, dst, ks, how, key, indices, form, edge, node, eta, ptr, pos, prob, scale
-):
-    """Fill targets lo..hi by their odds. With `count`, only ptr[t + 1] = how many places target t takes."""
-    longest = 1
-    for t in range(lo, hi):
-        longest = max(longest, indptr[dst[t] + 1] - first[dst[t]])
+def count_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices):
+    """ptr[t + 1] = how many places target t takes, where its degree does not tell."""
+    start, size, loops = where
+    eta = odds[3]
+    longest = max(size[lo:hi].max(), 1) if hi > lo else 1
     w, idx, out = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
     for t in range(lo, hi):
-        v = dst[t]
-        a, n = first[v], indptr[v + 1] - first[v]
         k = ks[t] if ks.shape[0] > 1 else ks[0]
-        loops = a - indptr[v]
-        m = fill_odds(w, idx, a, n, form, edge, node, indices, eta)
-        sure = k < 0 or m <= k
-        if count:
-            taken = m if sure else k
-            if how == POISSON and not sure:
-                inclusion(w, m, k, eta)
-                taken = poisson(w, m, base(key, v), out)
-            ptr[t + 1] = loops + taken
-            continue
-        o = ptr[t]
-        for j in range(loops):
-            pos[o + j], prob[o + j], scale[o + j] = indptr[v] + j, 1.0, 1.0
-        o += loops
-        if sure:
+        m = fill_odds(w, idx, start[t], size[t], odds, indices)
+        taken = m if k < 0 else min(m, k)
+        if how == POISSON and taken < m:
+            inclusion(w, m, k, eta)
+            taken = poisson(w, m, base(key, dst[t]), out)
+        ptr[t + 1] = loops[t] + taken
+
+
+@nb.njit(nogil=True, cache=True)
+def weighted_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, drawn):
+    """Fill targets lo..hi by their odds, found by a scan of the neighbourhood."""
+    start, size, loops = where
+    pos, prob, scale = drawn
+    longest = max(size[lo:hi].max(), 1) if hi > lo else 1
+    w, idx, out = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
+    for t in range(lo, hi):
+        a, o = start[t], ptr[t]
+        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        m = fill_odds(w, idx, a, size[t], odds, indices)
+        sure(a - loops[t], o, loops[t], pos, prob, scale)
+        o += loops[t]
+        if k < 0 or m <= k:
             for j in range(m):
                 pos[o + j], prob[o + j], scale[o + j] = a + idx[j], 1.0, 1.0
         else:
-            put(a, w, idx, m, k, eta, how, base(key, v), out, o, pos, prob, scale)
+            put(a, w, idx, m, k, odds[3], how, base(key, dst[t]), out, o, drawn)

@@ -14,7 +14,7 @@ from adahop.ops.kinds import Drawn, Flat, Odds
 from adahop.ops.random import Stream
 
 __all__ = [
-    "add_log_weights", "attend", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum",
+    "attend", "draw", "edge_dot", "energies", "exp3", "flat", "full_sum", "gather_sum", "grow",
     "known_energies", "push", "rows", "serves", "table", "track",
 ]  # fmt: skip
 
@@ -97,13 +97,14 @@ def _claim(node: Tensor, nodes: int) -> Tensor:
     return _owner[name]
 
 
-def add_log_weights(dst, ptr, pos, gain, first, indptr, log_weight, log=True) -> None:
+def grow(dst, ptr, pos, gain, first, indptr, weight) -> None:
+    """weight[pos] *= exp(gain), a target's gains at once; see `gpu_learn`."""
     if dst.numel() == 0 or pos.numel() == 0:
         return
     most = int(ptr.diff().max()) if pos.numel() % dst.numel() else pos.numel() // dst.numel()
     owner = _claim(dst, first.numel())
-    gpu_learn.add_weights[(dst.numel(),)](
-        owner, dst, ptr, pos, gain, first, indptr, log_weight, S=power(most), BLK=BLOCK, LOG=log, num_warps=1
+    gpu_learn.grow[(dst.numel(),)](
+        owner, dst, ptr, pos, gain, first, indptr, weight, S=power(most), BLK=BLOCK, num_warps=1
     )
 
 
@@ -116,16 +117,14 @@ def push(value: Tensor, n_id: Tensor, h: Tensor) -> None:
         )
 
 
-def exp3(
-    node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visits, step, root, memory, once, slots, log
-):
+def exp3(node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visits, step, root, memory, once, slots):
     """One fused update of EXP3's state for a block with as many as `slots` edges a target."""
     if node.numel() == 0:
         return
     owner = _claim(node, first.numel())
     gpu_learn.exp3[(node.numel(),)](
         owner, node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visits, step, memory,
-        S=power(slots), BLK=BLOCK, LOG=log, ROOT=root, ONCE=once, num_warps=1,
+        S=power(slots), BLK=BLOCK, ROOT=root, ONCE=once, num_warps=1,
     )  # fmt: skip
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
 from adahop.ops import kinds
 
 FREE = tl.constexpr(2147483647)  # a node that no row owns
-HIGH, LOW, SPAN = tl.constexpr(kinds.HIGH), tl.constexpr(kinds.LOW), tl.constexpr(kinds.SPAN)
+HIGH, LOW = tl.constexpr(math.exp(kinds.HIGH)), tl.constexpr(math.exp(kinds.LOW))
+LEAST = tl.constexpr(math.exp(-kinds.SPAN))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -19,18 +22,17 @@ def claim(owner, node, rows, TB: tl.constexpr):
 
 
 @triton.jit
-def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr, LOG: tl.constexpr):
-    """Add each gain to the log-weight of its place (twice where it was drawn twice); bring a far segment back."""
+def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr):
+    """Multiply the weight of each place by e^gain (twice where it was drawn twice); bring a far segment back."""
     slot = tl.arange(0, S)
     mine = tl.where(live, pos, -1 - slot)
     gain = tl.where(live, gain, 0.0)
     gain = tl.sum(tl.where(mine[:, None] == mine[None, :], gain[None, :], 0.0), 1)
     old = tl.load(w + pos, mask=live, other=0.0)
-    new = old + gain if LOG else old * tl.exp(gain)
+    new = old * tl.exp(gain)
     tl.debug_barrier()  # everyone has read before anyone writes
     tl.store(w + pos, new, mask=live)
-    size = new if LOG else tl.log(tl.maximum(new, 1e-38))
-    if tl.max(tl.where(live & ((size > HIGH) | (size < LOW)), 1, 0), 0) > 0:
+    if tl.max(tl.where(live & ((new > HIGH) | (new < LOW)), 1, 0), 0) > 0:
         tl.debug_barrier()
         best = tl.full((BLK,), -float("inf"), tl.float32)
         for b in range(0, n, BLK):
@@ -40,12 +42,11 @@ def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr, LOG: tl.c
         for b in range(0, n, BLK):
             o = b + tl.arange(0, BLK)
             x = tl.load(w + a + o, mask=o < n, other=0.0)
-            x = tl.maximum(x - top, -SPAN) if LOG else tl.maximum(x / top, 1.1253517e-07)  # e^-SPAN
-            tl.store(w + a + o, x, mask=o < n)
+            tl.store(w + a + o, tl.maximum(x / top, LEAST), mask=o < n)
 
 
 @triton.jit
-def add_weights(owner, node, ptr, pos, gain, first, indptr, w, S: tl.constexpr, BLK: tl.constexpr, LOG: tl.constexpr):
+def grow(owner, node, ptr, pos, gain, first, indptr, w, S: tl.constexpr, BLK: tl.constexpr):
     """A row's gains, given by edge, onto the weights of its places."""
     t = tl.program_id(0)
     v = tl.load(node + t)
@@ -55,7 +56,7 @@ def add_weights(owner, node, ptr, pos, gain, first, indptr, w, S: tl.constexpr, 
         x = tl.load(gain + e, mask=e < hi, other=0.0)
         a = tl.load(first + v)
         n = (tl.load(indptr + v + 1) - a).to(tl.int32)
-        bump(w, tl.load(pos + e, mask=e < hi, other=0), x, (e < hi) & (x != 0.0), a, n, S, BLK, LOG)
+        bump(w, tl.load(pos + e, mask=e < hi, other=0), x, (e < hi) & (x != 0.0), a, n, S, BLK)
         tl.store(owner + v, FREE)
 
 
@@ -78,7 +79,7 @@ def finite(x):
 
 @triton.jit
 def exp3(owner, node, ptr, pos, prob, scale, energy, first, indptr, w, mean, visits, step, memory, S: tl.constexpr,
-         BLK: tl.constexpr, LOG: tl.constexpr, ROOT: tl.constexpr, ONCE: tl.constexpr):  # fmt: skip
+         BLK: tl.constexpr, ROOT: tl.constexpr, ONCE: tl.constexpr):  # fmt: skip
     """A row of EXP3 (ONCE: of EXP3.M): running mean of the reward, gains, weights; see `adahop.policies.exp3`."""
     t = tl.program_id(0)
     v = tl.load(node + t)
@@ -102,7 +103,7 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, indptr, w, mean, vis
         by = step * tl.sqrt(k) if ROOT else step
         gain = by * (reward / tl.maximum(new, 1e-38) - 1.0) / tl.maximum(k * often * n, 1e-30)
         gain = tl.where(finite(gain), tl.minimum(tl.maximum(gain, -1.0), 1.0), 0.0)
-        bump(w, tl.load(pos + e, mask=live, other=0), gain, live, a, n, S, BLK, LOG)
+        bump(w, tl.load(pos + e, mask=live, other=0), gain, live, a, n, S, BLK)
         tl.store(owner + v, FREE)
 
 

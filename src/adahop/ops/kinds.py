@@ -7,7 +7,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 DRAWS = {"multinomial": 0, "systematic": 1, "depround": 2, "poisson": 3}
-HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a log-weight outside [LOW, HIGH] has its segment centred again, to [-SPAN, 0]
+HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a weight outside e^[LOW, HIGH] has its segment divided, to e^[-SPAN, 0]
+
+
+class Tree(NamedTuple):
+    """Sums over a node's weights, see `adahop.ops.tree`; they spare the CPU the scan of a neighbourhood."""
+
+    start: Tensor  # [N] int32, the line where a node's sums start, or -1
+    sums: Tensor  # [lines * 16]
 
 
 class Odds(NamedTuple):
@@ -20,6 +27,7 @@ class Odds(NamedTuple):
     node: Tensor | None = None
     eta: float = 0.0
     log: bool = False
+    tree: Tree | None = None  # the sums of `edge`, where they are kept; the weights are then positive
 
 
 class Drawn(NamedTuple):
@@ -46,3 +54,13 @@ class Flat(NamedTuple):
     rows: int
     loops: int
     most: int
+
+
+class Hop(NamedTuple):
+    """One layer of drawn edges with its nodes numbered, targets first, then sources as they first appear."""
+
+    drawn: Drawn
+    n_id: Tensor
+    edge_index: Tensor
+    e_id: Tensor
+    weight: Tensor

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import Drawn, fast, over, random, reference
-from adahop.ops.random import base, draw_unit
+from adahop.ops import Drawn, cpu_labor, cpu_rows, fast, over, random, reference
+from adahop.ops.random import halves, short32
 
 ROUNDS = 50  # a row's constant is settled when no more of its probabilities reach 1, mostly after a few rounds
 SURE = 1.0 + 1e-9  # times 1/pi * pi, which may round to just below 1
@@ -22,10 +22,12 @@ def labor(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, r
     """
     if not fast(dst):
         return _plain(indptr, first, indices, dst, k, refine, key)
+    if refine == 0:
+        return _alike(indptr, first, indices, dst, k, key)
     n, none = dst.numel(), np.empty(0, np.float32)
     start, true, ids, of = indptr.numpy(), first.numpy(), indices.numpy(), dst.numpy()
     work = np.concatenate([[0], np.cumsum(start[of + 1] - start[of] + 1)])
-    c, pi = np.empty(n), np.ones(len(start) - 1 if refine else 1)
+    c, pi = np.empty(n), np.ones(len(start) - 1)
     most = np.zeros(len(pi))
     over(_solve, n, start, true, ids, of, k, pi, c, work=work)
     for _ in range(refine):
@@ -37,6 +39,27 @@ def labor(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, r
     np.cumsum(ptr, out=ptr)
     pos, prob, scale = (np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
     over(_take, n, False, *args, pos, prob, scale, work=work)
+    return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
+
+
+def _alike(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, key: int) -> Drawn:
+    """Nothing refined: pi is 1 for all. A target's slot holds more than chance will ever ask for; if not, once more."""
+    n, ids, of = dst.numel(), indices.numpy(), dst.numpy()
+    where, ptr = tuple(np.empty((3, n), np.int64)), np.empty(n + 1, np.int64)
+    cpu_rows.spans(indptr.numpy(), first.numpy(), of, np.array([k]), where, ptr)
+    start, size, loops = where
+    work = np.concatenate([[0], np.cumsum(size + 16)])
+    room, many = size if k < 0 else np.minimum(size, k + int(6 * k**0.5) + 16), np.empty(n, np.int64)
+    while True:
+        slot = np.concatenate([[0], np.cumsum(loops + room + 1)])
+        found = np.empty(int(slot[-1]), np.int64)
+        over(cpu_labor.scan, n, ids, start, size, loops, k, key, slot, found, many, work=work)
+        if not (many > loops + room).any():
+            break
+        room = many - loops
+    np.cumsum(many, out=ptr[1:])
+    pos, prob, scale = (np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
+    over(cpu_labor.close_up, n, size, loops, k, slot, found, ptr, pos, prob, scale, work=ptr)
     return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
 
 
@@ -52,7 +75,7 @@ def _plain(indptr, first, indices, dst, k, refine, key) -> Drawn:
         pi = torch.where(most > 0, pi * most, pi)
         c = _constants(pi[src], row, rows, n, k)
     p = (c[row] * pi[src]).clamp(max=1.0)
-    taken = random.unit(key, src, 0) < p
+    taken = random.short(key, src).double() * 2.0**-32 < p
     lrow, lpos = reference.spans(indptr[dst], loops)
     row, pos = torch.cat([lrow, row[taken]]), torch.cat([lpos, place[taken]])
     p = torch.cat([p.new_ones(lrow.numel()), p[taken]])
@@ -80,9 +103,6 @@ def _solve(lo, hi, indptr, first, indices, dst, k, pi, c):
     for t in range(lo, hi):
         a, b = first[dst[t]], indptr[dst[t] + 1]
         n = b - a
-        if pi.shape[0] == 1:  # nothing refined yet: pi is 1 for all
-            c[t] = 1.0 if k < 0 or n <= k else k / np.float64(n)
-            continue
         if k < 0 or n <= k:
             least = np.inf
             for j in range(a, b):
@@ -122,6 +142,7 @@ def _refine(indptr, first, indices, dst, pi, most, c):
 @nb.njit(nogil=True, cache=True)
 def _take(lo, hi, count, indptr, first, indices, dst, pi, c, key, ptr, pos, prob, scale):
     """Fill targets lo..hi. With `count`, only ptr[t + 1] = how many places target t takes."""
+    low, high = halves(key)
     for t in range(lo, hi):
         v = dst[t]
         o = 0 if count else ptr[t]
@@ -129,8 +150,8 @@ def _take(lo, hi, count, indptr, first, indices, dst, pi, c, key, ptr, pos, prob
             p = 1.0
             if j >= first[v]:
                 s = indices[j]
-                p = min(1.0, c[t] * (1.0 if pi.shape[0] == 1 else pi[s]))
-                if draw_unit(base(key, s), 0) >= p:
+                p = min(1.0, c[t] * pi[s])
+                if np.float64(short32(low, high, s)) * 2.0**-32 >= p:
                     continue
             if not count:
                 pos[o], prob[o], scale[o] = j, p, 1.0 / p

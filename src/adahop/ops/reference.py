@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -202,11 +204,11 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     return segment_sum(message if weight is None else weight[place].unsqueeze(1) * message, row, nodes.numel())
 
 
-def add_log_weights(dst, pos, gain, first, indptr, log_weight) -> None:
-    """Add, then bring the segments back that left float32's comfortable reach."""
-    log_weight.index_add_(0, pos, gain)
+def grow(dst, pos, gain, first, indptr, weight) -> None:
+    """Multiply, then bring the segments back that left float32's comfortable reach."""
+    weight.scatter_reduce_(0, pos, gain.exp(), "prod")
     row, place = spans(first[dst], indptr[dst + 1] - first[dst])
-    top = segment_max(log_weight[place], row, dst.numel())
-    out = (top > HIGH) | (-segment_max(-log_weight[place], row, dst.numel()) < LOW)
-    centred = (log_weight[place] - top[row]).clamp(min=-SPAN)
-    log_weight[place[out[row]]] = centred[out[row]]
+    top = segment_max(weight[place], row, dst.numel())
+    out = (top > math.exp(HIGH)) | (-segment_max(-weight[place], row, dst.numel()) < math.exp(LOW))
+    centred = (weight[place] / top[row]).clamp(min=math.exp(-SPAN))
+    weight[place[out[row]]] = centred[out[row]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -47,10 +49,50 @@ def over(kernel: Callable, n: int, *args, work: np.ndarray | int = 1) -> None:
     else:
         cuts = np.searchsorted(work, np.linspace(0, total, parts + 1)).astype(np.int64)
         cuts[0], cuts[-1] = 0, n
+    jobs = [pool().submit(kernel, int(a), int(b), *args) for a, b in pairwise(cuts[1:]) if b > a]
+    kernel(int(cuts[0]), int(cuts[1]), *args)
+    for job in jobs:
+        job.result()
+
+
+def pool() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(64, thread_name_prefix="adahop")
-    jobs = [_pool.submit(kernel, int(a), int(b), *args) for a, b in pairwise(cuts[1:]) if b > a]
-    kernel(int(cuts[0]), int(cuts[1]), *args)
+    return _pool
+
+
+def relay(make: Callable, take: Callable, cuts: Sequence[int]) -> None:
+    """make(lo, hi) for each part in any thread, take(lo, hi) here and in order, each as soon as its part is made."""
+    parts = list(pairwise(cuts))
+    helpers = min(get_threads(), len(parts)) - 1
+    if helpers < 1:
+        for part in parts:
+            make(*part)
+            take(*part)
+        return
+    todo, made = deque(range(len(parts))), [threading.Event() for _ in parts]
+
+    def work() -> bool:
+        try:
+            i = todo.popleft()
+        except IndexError:
+            return False
+        try:
+            make(*parts[i])
+        finally:
+            made[i].set()  # a failure is told when the job is joined
+        return True
+
+    def help_out() -> None:
+        while work():
+            pass
+
+    jobs = [pool().submit(help_out) for _ in range(helpers)]
+    for i, part in enumerate(parts):
+        while not made[i].is_set():
+            if not work():
+                made[i].wait()
+        take(*part)
     for job in jobs:
         job.result()

@@ -12,6 +12,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, one_of
 from adahop.graph import Graph
 from adahop.ops import Odds
+from adahop.policies.arms import Arms
 from adahop.policies.base import Policy, Rows
 
 Reward = str | Callable[[Block, Tensor], Tensor]
@@ -24,17 +25,16 @@ class Exp3(Policy):
     gain = step (1/k) (r / mean r - 1) / (q n), clipped to [-1, 1], with a running mean of each node's reward, so that
     the reward's unit does not matter. step = "paper": gain = delta r / (k q),
     delta = sqrt((1 - eta) eta^4 k^5 ln(n/k) / (T n^4)) with T the node's visits (or `horizon`).
-    A neighbour drawn twice gains twice. Memory: 4 bytes an edge and 8 a node, a layer (once with `share_layers`).
+    A neighbour drawn twice gains twice. Memory: 4.3 bytes an edge and 8 a node, a layer (once with `share_layers`).
 
     >>> policy = Exp3(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).edge.tolist()
-    [0.0, 0.0, 0.0]
+    [1.0, 1.0, 1.0]
     """
 
     learns = True
     STEP, ETA = 0.3, 0.1
-    once = False  # whether a visit is one k-subset (EXP3.M), whose reward is not multiplied by k
-    log_weight: Tensor
+    whole = True  # the reward is k times the energy
     mean: Tensor
     visits: Tensor
 
@@ -65,27 +65,44 @@ class Exp3(Policy):
         self.share_layers, self.horizon, self.memory = share_layers, horizon, between(memory, 0.0, 1.0, "memory")
         states = 1 if share_layers else layers
         n = graph.num_nodes
-        self.register_buffer("log_weight", torch.zeros(states, graph.num_edges, device=graph.device))
+        self.arms = Arms(graph, states)
         self.register_buffer("mean", torch.zeros(states, n, device=graph.device))
         self.register_buffer("visits", torch.zeros(states, n, dtype=torch.int32, device=graph.device))
-        self._scratch = torch.full((n,), -1, dtype=torch.int32)
 
     def odds(self, layer: int) -> Odds:
-        return Odds(edge=self.log_weight[0 if self.share_layers else layer], log=True, eta=self.eta)
+        return self.arms.odds(0 if self.share_layers else layer, self.eta)
+
+    @property
+    def log_weight(self) -> Tensor:
+        """[states, E] the logarithms of the weights, to look at."""
+        return self.arms.weight.log()
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         if self.share_layers and layer > 0:
             return
+        if ops.fast(energy):
+            self._update_fast(layer, block, energy)
+            return
         if self._fused(layer, block, energy):
             return
         rows = Rows(block, self.graph)
-        reward = self._reward(block, energy, rows).masked_fill(~rows.live, 0.0)
-        gain = self._gain(layer, rows, reward)
+        reward = self._reward(block, energy)
+        if self.whole and not callable(self.reward):
+            reward = rows.k[rows.row] * reward
+        gain = self._gain(layer, rows, reward.masked_fill(~rows.live, 0.0))
         gain = torch.where(rows.live & torch.isfinite(gain), gain.clamp(-1.0, 1.0), torch.zeros_like(gain))
-        ops.add_log_weights(
-            rows.node, block.ptr, block.pos, gain, self.graph.first, self.graph.indptr, self.log_weight[layer],
-            self._scratch,
+        self.arms.grow(layer, rows.node, block.ptr, block.pos, gain)
+
+    def _update_fast(self, layer: int, block: Block, energy: Tensor) -> None:
+        """The same in one kernel."""
+        step = -self.STEP if self.step == "scale-free" else 0.0 if isinstance(self.step, str) else float(self.step)
+        whole = self.whole and not callable(self.reward)
+        rule = (whole, self.step == "paper", step, self.eta, self.horizon or 0.0, self.memory)
+        reward, g, arms = self._reward(block, energy).float().contiguous(), self.graph, self.arms
+        ops.exp3(
+            block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, reward, g.first, g.indptr,
+            self.mean[layer], self.visits[layer], rule, arms.weight[layer], arms.tree(layer), arms._scratch,
         )  # fmt: skip
 
     def _fused(self, layer: int, block: Block, energy: Tensor) -> bool:
@@ -96,17 +113,15 @@ class Exp3(Policy):
         root = self.step == "scale-free"
         kernels.exp3(
             block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, energy.contiguous(),
-            self.graph.first, self.graph.indptr, self.log_weight[layer], self.mean[layer], self.visits[layer],
-            self.STEP if root else float(self.step), root, self.memory, self.once,
-            block.slots or int(block.ptr.diff().max()), True,
+            self.graph.first, self.graph.indptr, self.arms.weight[layer], self.mean[layer], self.visits[layer],
+            self.STEP if root else float(self.step), root, self.memory, not self.whole,
+            block.slots or int(block.ptr.diff().max()),
         )  # fmt: skip
         return True
 
-    def _reward(self, block: Block, energy: Tensor, rows: Rows) -> Tensor:
-        """(a / q)^2 |h|^2 / k: the energy of a message, times k as `scale` is 1 / (k q)."""
-        if callable(self.reward):
-            return self.reward(block, energy)
-        return rows.k[rows.row] * energy
+    def _reward(self, block: Block, energy: Tensor) -> Tensor:
+        """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `whole`) as `scale` is 1 / (k q)."""
+        return self.reward(block, energy) if callable(self.reward) else energy
 
     def _gain(self, layer: int, rows: Rows, reward: Tensor) -> Tensor:
         node, chance = rows.node, rows.k > 0
@@ -138,9 +153,9 @@ class Exp3M(Exp3):
     printed a |h|^2 / q^2, the default a^2 |h|^2 / q^2, whose optimum is a |h|.
     """
 
-    once = True
+    whole = False
 
-    def _reward(self, block: Block, energy: Tensor, rows: Rows) -> Tensor:
-        if callable(self.reward):
-            return self.reward(block, energy)
-        return energy / block.weight.clamp(min=1e-12) if self.reward == "paper" else energy
+    def _reward(self, block: Block, energy: Tensor) -> Tensor:
+        if self.reward == "paper":
+            return energy / block.weight.clamp(min=1e-12)
+        return super()._reward(block, energy)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adahop import ops
 from adahop.block import Block, expand
 from adahop.checks import between, count
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, segment_sum
+from adahop.policies.arms import Arms
 from adahop.policies.base import Policy
 
 
@@ -23,7 +23,7 @@ class Thanos(Policy):
 
     >>> policy = Thanos(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).edge.tolist(), policy.feedback
-    ([0.0, 0.0, 0.0], 'alignment')
+    ([1.0, 1.0, 1.0], 'alignment')
     """
 
     learns = True
@@ -31,7 +31,6 @@ class Thanos(Policy):
     rescales = syncs = True
     subset = False  # whether `prob` holds inclusion probabilities
 
-    log_weight: Tensor
     mean: Tensor
     size: Tensor
     visits: Tensor
@@ -50,15 +49,19 @@ class Thanos(Policy):
         self.step, self.eta = between(step, 0.0, 100.0, "step"), between(eta, 0.0, 0.999, "eta")
         self.restart, self.memory = count(restart, 1, "restart"), between(memory, 0.0, 1.0, "memory")
         n, device = graph.num_nodes, graph.device
-        self.register_buffer("log_weight", torch.zeros(layers, graph.num_edges, device=device))
+        self.arms = Arms(graph, layers)
         self.register_buffer("mean", torch.zeros(layers, n, device=device))
         self.register_buffer("size", torch.zeros(layers, n, device=device))
         self.register_buffer("visits", torch.zeros(layers, n, dtype=torch.int32, device=device))
         self.register_buffer("steps", torch.zeros(layers, dtype=torch.int64, device=device))
-        self._scratch = torch.full((n,), -1, dtype=torch.int32)
 
     def odds(self, layer: int) -> Odds:
-        return Odds(edge=self.log_weight[layer], log=True, eta=self.eta)
+        return self.arms.odds(layer, self.eta)
+
+    @property
+    def log_weight(self) -> Tensor:
+        """[layers, E] the logarithms of the weights, to look at."""
+        return self.arms.weight.log()
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
         row, n, k, live = self._drawn(dst, drawn.ptr, drawn.pos)
@@ -67,7 +70,8 @@ class Thanos(Policy):
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         if int(self.steps[layer]) and int(self.steps[layer]) % self.restart == 0:
-            for state in (self.log_weight, self.mean, self.size, self.visits):
+            self.arms.put(layer, 1.0)
+            for state in (self.mean, self.size, self.visits):
                 state[layer] = 0
         self.steps[layer] += 1
         node = block.n_id[: block.num_dst]
@@ -77,8 +81,7 @@ class Thanos(Policy):
         often = block.prob if self.subset else block.prob * k[row]
         gain = self.step * (reward - mean[row]) / size[row].clamp(min=1e-38) / (often * n[row]).clamp(min=1e-30)
         gain = torch.where(live & torch.isfinite(gain), gain.clamp(-1.0, 1.0), 0.0)
-        g = self.graph
-        ops.add_log_weights(node, block.ptr, block.pos, gain, g.first, g.indptr, self.log_weight[layer], self._scratch)
+        self.arms.grow(layer, node, block.ptr, block.pos, gain)
 
     def _drawn(self, dst: Tensor, ptr: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(target of each place, neighbours and drawn a target, whether the place was left to chance)."""

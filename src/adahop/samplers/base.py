@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop import ops
-from adahop.block import Block, expand
+from adahop.block import Block
 from adahop.checks import InputError, KindError, as_tensor, count, node_ids
 from adahop.graph import Graph
 from adahop.ops import random
@@ -121,11 +121,7 @@ class Sampler(nn.Module):
     def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""
         g = self.graph
-        n_id, src, e_id = ops.relabel(dst, drawn.pos, g.indices, g.eid, self._scratch)
-        row = expand(drawn.ptr, drawn.pos.numel())
-        weight = torch.ones_like(drawn.scale) if g.weight is None else g.weight[drawn.pos]
-        edge_index = torch.stack([src, row])
-        return Block(n_id, dst.numel(), edge_index, e_id, weight, drawn.prob, drawn.scale, drawn.ptr, drawn.pos)
+        return as_block(dst, ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch))
 
     # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
 
@@ -149,6 +145,11 @@ class Sampler(nn.Module):
         super()._apply(fn, recurse)
         self.graph = self.graph.to(fn(torch.zeros(0)).device)
         return self
+
+
+def as_block(dst: Tensor, hop: ops.Hop) -> Block:
+    ptr, pos, prob, scale = hop.drawn
+    return Block(hop.n_id, dst.numel(), hop.edge_index, hop.e_id, hop.weight, prob, scale, ptr, pos)
 
 
 def check_sizes(sizes: Any) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from adahop.block import Block
 from adahop.graph import Graph
 from adahop.ops import layer as op
-from adahop.ops import reference, segment_max, segment_sum
+from adahop.ops import reference, segment_sum
 from adahop.policies import Exp3M
 from adahop.samplers.layer import LayerSampler
 
@@ -52,8 +52,7 @@ class Bliss(LayerSampler):
         """q_ij of all the true neighbours of some targets."""
         edge, eta = self.policy.odds(layer).edge, self.policy.eta
         assert edge is not None
-        log = edge[place].double()
-        w = (log - segment_max(log, row, rows)[row]).exp()
+        w = edge[place].double()
         n = segment_sum(torch.ones_like(w), row, rows)
         return (1.0 - eta) * w / segment_sum(w, row, rows)[row] + eta / n[row]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block
+from adahop.policies import Policy
 
 
 class Slots:
@@ -29,6 +30,8 @@ class Slots:
         g = sampler.graph
         if ops.on_gpu(g.indptr) is None or sampler.budget or sampler.how == "poisson" or g.num_edges == 0:
             return None
+        if type(sampler.policy).places is not Policy.places:
+            return None  # it draws by itself
         if any(k < 0 for layer, k in enumerate(sampler.sizes) if layer not in sampler.skip):
             return None
         many = g.first - g.indptr[:-1]

@@ -13,7 +13,7 @@ from adahop.checks import flag, one_of
 from adahop.graph import Graph
 from adahop.ops import random
 from adahop.policies import Policy, Uniform
-from adahop.samplers.base import Sampler
+from adahop.samplers.base import Sampler, as_block
 from adahop.samplers.budget import passed_down, spread
 from adahop.samplers.flat import Slots
 
@@ -64,17 +64,30 @@ class NeighborSampler(Sampler):
     def draw(self, seeds: Tensor) -> list[Block]:
         if self.slots is not None:
             return self.slots.draw(self, seeds)
-        g, dst, blocks = self.graph, seeds, []
+        dst, blocks, known = seeds, [], False
         weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            drawn = self.policy.places(layer, dst, self.many(layer, dst, weighs), self.how, self.key(layer))
-            block = self.block(dst, self.policy.scaled(dst, drawn))
+            block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
             blocks.append(block)
-            dst, weighs = block.n_id, passed_down(block, weighs, g) if self.budget else weighs
+            weighs = passed_down(block, weighs, self.graph) if self.budget else weighs
+            dst, known = block.n_id, True
+        if known:
+            ops.forget(dst, self._scratch)
         return blocks[::-1]
+
+    def hop(self, layer: int, dst: Tensor, k: Tensor, known: bool) -> Block:
+        """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
+        g, policy, key = self.graph, self.policy, self.key(layer)
+        if type(policy).places is Policy.places:
+            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, policy.odds(layer), key,
+                          self._scratch, known)  # fmt: skip
+        else:
+            drawn = policy.places(layer, dst, k, self.how, key)
+            hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
+        return as_block(dst, hop._replace(drawn=policy.scaled(dst, hop.drawn)))
 
     def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""

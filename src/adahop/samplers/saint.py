@@ -99,7 +99,7 @@ class GraphSAINT(SubgraphSampler):
         if self.walk != "rw":
             return seeds
         pos = steps(self.graph, seeds, self.length, key)
-        return ops.relabel(seeds, pos, self.graph.indices, None, self._scratch)[0]
+        return ops.relabel(seeds, self.graph.indices[pos].long(), self._scratch)[0]
 
     def cover(self, nodes: Tensor, parts: int) -> None:
         """Count nodes and edges over `coverage` epochs, drawn as the real ones will be."""

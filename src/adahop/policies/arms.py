@@ -1,0 +1,72 @@
+"""Arms: the weights of bandits whose arms are a node's neighbours, and the sums that make drawing from them quick."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adahop import ops
+from adahop.graph import Graph
+from adahop.ops import Odds, Tree, tree
+
+
+class Arms(nn.Module):
+    """One weight an edge and state, 1 at first. Memory: 4 bytes an edge and about 0.3 for the sums, a state.
+
+    >>> arms = Arms(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), states=1)
+    >>> arms.odds(0, eta=0.1).edge.tolist()
+    [1.0, 1.0, 1.0]
+    """
+
+    weight: Tensor
+    start: Tensor
+    sums: Tensor
+
+    def __init__(self, graph: Graph, states: int):
+        super().__init__()
+        self.graph = graph
+        start, lines = tree.lay_out(graph.indptr, graph.first)
+        line = tree.WIDE
+        weight = torch.ones(states, -(-graph.num_edges // line) * line, device=graph.device)[:, : graph.num_edges]
+        self.register_buffer("weight", ops.large_pages(weight))
+        self.register_buffer("start", start, persistent=False)
+        self.register_buffer("sums", torch.zeros(states, lines * line, device=graph.device), persistent=False)
+        self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+        self.sum_up()
+
+    def odds(self, state: int, eta: float) -> Odds:
+        return Odds(edge=self.weight[state], eta=eta, tree=self.tree(state))
+
+    def tree(self, state: int) -> Tree | None:
+        return Tree(self.start, self.sums[state]) if self.weight.device.type == "cpu" else None
+
+    def grow(self, state: int, dst: Tensor, ptr: Tensor, pos: Tensor, gain: Tensor) -> None:
+        """weight *= exp(gain) at some places, grouped by target."""
+        g = self.graph
+        ops.grow(dst, ptr, pos, gain, g.first, g.indptr, self.weight[state], self.tree(state), self._scratch)
+        if not ops.fast(dst):
+            self.sum_up()
+
+    def put(self, state: int | slice, weight: Tensor | float) -> None:
+        """New weights for all the edges of a state, in the order of the CSR."""
+        self.weight[state] = weight
+        self.sum_up()
+
+    def sum_up(self) -> None:
+        """The sums again from the weights, after these were written from outside."""
+        g = self.graph
+        if self.weight.device.type == "cpu":
+            for s in range(len(self.weight)):
+                tree.build(g.indptr, g.first, self.weight[s], self.start, self.sums[s])
+
+    def _load_from_state_dict(self, *given: Any, **more: Any) -> None:
+        super()._load_from_state_dict(*given, **more)
+        self.sum_up()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Arms:
+        super()._apply(fn, recurse)
+        self.graph = self.graph.to(fn(torch.zeros(0)).device)
+        self.sum_up()
+        return self
