@@ -25,6 +25,7 @@ import adahop
 from adahop import capture, ops, train
 from adahop.config import Config
 from adahop.graph import Graph
+from adahop.memory import fixed
 from adahop.ops import Odds, gpu, gpu_rows, random
 from adahop.run import Run
 
@@ -32,6 +33,7 @@ DEV = "cuda"
 NODES, EDGES, WIDTH, CLASSES, TRAIN = 232_965, 114_000_000, 602, 41, 153_932
 RESULT: dict[str, Any] = {}
 OUT: list[str] = []
+PROFILE = False
 
 
 def reddit_like(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Graph:
@@ -94,23 +96,24 @@ def kernels(graph: Graph) -> dict[str, Any]:
     step = torch.zeros((), dtype=torch.long, device=DEV)
     stream = random.Stream(random.key(0), step, 0)
     odds = {
-        "uniform": Odds(), "edge": Odds(edge=edge, eta=0.1), "log": Odds(edge=edge.log(), eta=0.1, log=True),
+        "uniform": Odds(), "edge": Odds(edge=edge, eta=0.1),
         "node": Odds(edge=norm.weight, node=node, eta=0.05),
     }  # fmt: skip
-    for rows in (1024, 11_264):
-        dst = norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long()
-        for name, o in odds.items():
-            for block, warps in ((512, 1), (512, 2), (512, 4), (1024, 2), (1024, 4), (2048, 4)):
-                if (name in ("uniform", "log") or rows == 1024) and (block, warps) not in ((512, 4), (1024, 4)):
-                    continue
-                gpu.BLOCK, gpu.WARPS = block, warps
-                ms = clock(lambda: gpu.flat(parts, dst, 10, 1, "multinomial", o, stream))  # noqa: B023
-                out[f"draw_{name}_{rows}_{block}_{warps}"] = ms
-        gpu.BLOCK, gpu.WARPS = 512, 4
-        for how in ("systematic", "depround"):
-            for name in ("uniform", "edge", "node"):
-                out[f"{how}_{name}_{rows}"] = clock(lambda: gpu.flat(parts, dst, 10, 1, how, odds[name], stream))  # noqa: B023
-        RESULT["draws"] = out
+    sizes = {rows: norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long() for rows in (1024, 11_264)}
+    tried = {}
+    for block, warps in ((512, 1), (512, 2), (512, 4), (1024, 2), (1024, 4)):
+        gpu.BLOCK, gpu.WARPS = block, warps
+        for rows, dst in sizes.items():
+            ms = clock(lambda: gpu.flat(parts, dst, 10, 1, "multinomial", odds["edge"], stream))  # noqa: B023
+            out[f"draw_edge_{rows}_{block}_{warps}"] = ms
+            tried[block, warps] = tried.get((block, warps), 0.0) + ms
+    gpu.BLOCK, gpu.WARPS = min(tried, key=lambda k: tried[k])
+    out["block_and_warps"] = [gpu.BLOCK, gpu.WARPS]
+    for rows, dst in sizes.items():
+        for how, name in (("multinomial", "uniform"), ("multinomial", "node"), ("systematic", "edge"),
+                          ("systematic", "node"), ("depround", "edge")):  # fmt: skip
+            out[f"{how}_{name}_{rows}"] = clock(lambda: gpu.flat(parts, dst, 10, 1, how, odds[name], stream))  # noqa: B023
+    RESULT["draws"] = out
     RESULT["sums"] = part(lambda: sums(norm))
     RESULT["updates"] = part(lambda: updates(norm, parts, stream))
     return out
@@ -142,8 +145,6 @@ def sums(norm: Graph) -> dict[str, Any]:
                 "TB_s": moved / ms / 1e9,
                 "share": moved / ms / 1e9 / peak,
             }
-        if dtype != torch.bfloat16:
-            out |= gather_choices(gpu.table(x), src, coef, ptr, n_id, rows)
     for dtype in (torch.float32, torch.float16):
         h = torch.randn(NODES, 256, device=DEV).to(dtype)
         nodes = torch.randint(NODES, (1024,), device=DEV)
@@ -156,41 +157,23 @@ def sums(norm: Graph) -> dict[str, Any]:
     total = gpu.gather_sum(h, src, coef[: 1024 * k], small)
     out["hidden_forward"] = clock(lambda: gpu.gather_sum(h, src, coef[: 1024 * k], small))
     grad, dh = torch.randn_like(total), torch.zeros_like(h)
-    out["hidden_backward"] = clock(lambda: gpu_rows.scatter_sum[(1024 * 2, 1)](
-        dh, grad, src, coef, small, 256, 1, 2, RB=16, BF=128, num_warps=4))  # fmt: skip
-    return out
-
-
-def gather_choices(h: torch.Tensor, src: Any, coef: Any, ptr: Any, n_id: Any, rows: int) -> dict[str, float]:
-    """The same gather with other tile shapes."""
-    out: dict[str, float] = {}
-    width = h.stride(0)
-    total = torch.empty(rows, width, device=DEV)
-    for rb in (2, 4, 8):
-        for bf in (256, 512):
-            for warps in (1, 2):
-                if not 16 <= rb * bf // (32 * warps) <= 64:
-                    continue
-                chunks = -(-width // bf)
-                ms = clock(lambda: gpu_rows.gather_sum[(rows * chunks, 1)](  # noqa: B023
-                    total, h, src, n_id, coef, ptr, h, src, src, 1.0, width, width, 0, 1, chunks, RB=rb, BF=bf,  # noqa: B023
-                    MAP=True, DROP=False, NEAR=False, num_warps=warps), 10)  # noqa: B023  # fmt: skip
-                out[f"gather_{str(h.dtype)[6:]}_{rb}_{bf}_{warps}"] = ms
+    out["hidden_backward"] = clock(lambda: gpu_rows.scatter_sum[(1024, 1)](
+        dh, grad, src, coef, small, 256, 1, 1, RB=4, BF=256, num_warps=1))  # fmt: skip
     return out
 
 
 def updates(norm: Graph, parts: tuple, stream: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    edge, node = torch.zeros(norm.num_edges, device=DEV), torch.ones(norm.num_nodes, device=DEV)
+    edge, node = torch.ones(norm.num_edges, device=DEV), torch.ones(norm.num_nodes, device=DEV)
     n = norm.num_nodes
     for rows in (1024, 11_264):
         dst = norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long()
-        f = gpu.flat(parts, dst, 10, 1, "multinomial", Odds(edge=edge, eta=0.1, log=True), stream)
+        f = gpu.flat(parts, dst, 10, 1, "multinomial", Odds(edge=edge, eta=0.1), stream)
         ptr, energy = torch.arange(rows + 1, device=DEV) * 11, torch.rand(rows * 11, device=DEV)
         mean, visits = torch.zeros(n, device=DEV), torch.zeros(n, dtype=torch.int32, device=DEV)
         out[f"exp3_{rows}"] = clock(lambda: gpu.exp3(
             dst, ptr, f.pos, f.prob, f.scale, energy, norm.first, norm.indptr, edge, mean, visits, 0.3, True, 0.1,  # noqa: B023
-            False, 11, True))  # fmt: skip
+            False, 11))  # fmt: skip
         src = torch.cat([torch.arange(rows, device=DEV)[:, None],
                          rows + torch.arange(rows * 10, device=DEV).view(rows, 10)], 1).flatten()  # fmt: skip
         out[f"track_{rows}"] = clock(lambda: gpu.track(
@@ -277,15 +260,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gcn bs": {"method": "bs", "arch": "plain", "half": True},
     "gcn adahop": {"method": "adahop", "arch": "plain", "half": True},
     "gat bs": {"method": "bs", "model": "gat", "arch": "plain", "half": True},
-    "gcn uniform residual": {"method": "graphsage", "half": True},
     "gcn bs residual": {"method": "bs", "half": True},
     "gcn adahop residual": {"method": "adahop", "half": True},
-    "gat bs residual": {"method": "bs", "model": "gat", "half": True},
     "gcn bs float32": {"method": "bs", "arch": "plain"},
     "gcn adahop float32": {"method": "adahop", "arch": "plain"},
     "gcn bs dropout": {"method": "bs", "arch": "plain", "half": True, "dropout": 0.1},
-    "gcn bs.m": {"method": "bs.m", "arch": "plain", "half": True},
 }
+EAGER = ("gcn uniform", "gcn bs", "gcn adahop")
 
 
 def epochs(data: Any, only: str = "") -> dict[str, Any]:
@@ -295,10 +276,10 @@ def epochs(data: Any, only: str = "") -> dict[str, Any]:
             continue
         for captured in (True, False):
             label = f"{name} {'captured' if captured else 'eager'}"
-            if not captured and ("residual" in name or "float32" in name or "bs.m" in name):
+            if not captured and name not in EAGER:
                 continue
-            timed = 5 if captured else 3
-            out[label] = part(lambda: epoch_seconds(data, captured, profile=True, timed=timed, **options))  # noqa: B023
+            timed = 5
+            out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, timed=timed, **options))  # noqa: B023
             note(label, out[label])
             RESULT["epochs"] = out
             save()
@@ -307,7 +288,7 @@ def epochs(data: Any, only: str = "") -> dict[str, Any]:
 
 def growth(data: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for size in (256, 512, 1024, 2048, 4096, 8192):
+    for size in (512, 1024, 2048, 4096):
         options = {"method": "bs", "arch": "plain", "half": True, "batch_size": size}
         got = part(lambda: epoch_seconds(data, True, **options))  # noqa: B023
         if "seconds" in got:
@@ -318,6 +299,8 @@ def growth(data: Any) -> dict[str, Any]:
         small = as_data(reddit_like(edges=NODES * degree))
         for method in ("graphsage", "bs", "adahop"):
             options = {"method": method, "arch": "plain", "half": True}
+            RESULT["growth"] = out
+            save()
             out[f"degree {degree} {method}"] = part(lambda: epoch_seconds(small, True, **options))  # noqa: B023
             note(f"degree {degree} {method}", out[f"degree {degree} {method}"])
     return out
@@ -425,7 +408,7 @@ def full_batch(data: Any) -> dict[str, Any]:
 def cached(data: Any) -> dict[str, Any]:
     """Features in host memory: all of them, and with a share of the rows on the device."""
     out: dict[str, Any] = {}
-    for share in (0.0, 0.1, 0.5):
+    for share in (0.0, 0.2):
 
         def go() -> dict[str, Any]:
             config = Config(method="bs", arch="plain", half=True, cache=share, batch_size=1024, hidden=256, dropout=0.0,  # noqa: B023
@@ -473,6 +456,8 @@ def main() -> None:
     given = parser.parse_args()
     parts = given.parts.split(",")
     OUT.append(given.out)
+    Graph.hash = lambda self: str(self.indptr.data_ptr())  # type: ignore[method-assign]  # hashing takes seconds here
+    fixed._content = lambda x: str(x.data_ptr())
     RESULT.update(
         command="python " + " ".join(sys.argv), torch=torch.__version__, python=platform.python_version(),
         adahop=adahop.__version__, device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
