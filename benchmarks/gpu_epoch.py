@@ -471,7 +471,8 @@ def main() -> None:
     if data is not None:
         RESULT["graph"] = f"{data.graph.num_nodes} nodes, {data.graph.num_edges} edges, {WIDTH} features"
     todo = {
-        "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only), "growth": lambda: growth(data),
+        "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),
+        "growth": lambda: growth(data),
         "peers": lambda: peers(data), "cached": lambda: cached(data), "methods": methods,
         "accuracy": lambda: accuracy(Path(given.data), given.device),
     }  # fmt: skip

@@ -18,7 +18,8 @@ __all__ = [
     "known_energies", "push", "rows", "serves", "table", "track",
 ]  # fmt: skip
 
-BLOCK, WARPS = 512, 4  # neighbours scanned at a time
+BLOCK = 512  # neighbours scanned at a time
+WARPS, MORE = 2, 4  # of a program that scans weights; that looks nodes up, or scans several times
 MOST = 64  # slots of a target
 _owner: dict[tuple, Tensor] = {}  # scratch of the updates, by device and size; at rest nobody owns a node
 _track: dict[tuple, tuple[Tensor, Tensor, Tensor]] = {}
@@ -56,11 +57,13 @@ def flat(
         return out
     form = 0 if odds.edge is None else 2 if odds.log else 1
     more = (*args, indptr if odds.edge is None else odds.edge, indptr if odds.node is None else odds.node, odds.eta)
-    flags |= {"BLK": BLOCK, "EDGE": form, "NODE": odds.node is not None, "num_warps": WARPS}
+    flags |= {"BLK": BLOCK, "EDGE": form, "NODE": odds.node is not None}
     if how == "multinomial":
-        gpu_draw.multinomial[(out.rows,)](*more, **flags)
+        gpu_draw.multinomial[(out.rows,)](*more, **flags, num_warps=WARPS if odds.node is None else MORE)
     else:
-        gpu_subset.subset[(out.rows,)](*more, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround")
+        gpu_subset.subset[(out.rows,)](
+            *more, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround", num_warps=MORE
+        )
     return out
 
 

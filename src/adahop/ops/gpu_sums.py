@@ -7,7 +7,7 @@ from torch import Tensor
 
 from adahop.ops import gpu_rows
 
-LONG, PIECES = 256, 16  # a neighbourhood over LONG is summed in as many as PIECES parts
+LONG, PIECES = 256, 32  # a neighbourhood over LONG is summed in as many as PIECES parts
 
 
 def table(x: Tensor) -> Tensor:
@@ -148,6 +148,6 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     if many:
         gpu_rows.full_sum[(many * chunks, pieces)](
             out, h, indptr, indices, h if weight is None else weight, nodes, width, h.stride(0), chunks, pieces,
-            LONG=LONG, RB=8, BF=wide, WEIGHTED=weight is not None, num_warps=1,
+            LONG=LONG, RB=16, BF=wide, WEIGHTED=weight is not None, num_warps=1,
         )  # fmt: skip
     return out.sum(1) if pieces > 1 else out.squeeze(1)
