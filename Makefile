@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint docs setup clean
+.PHONY: demo test lint docs setup browser clean
 
 demo: $(VENV)/.ready  ## set up, then train the learned sampler on the embedded data
 	$(BIN)/adahop train
@@ -21,6 +21,11 @@ docs: $(VENV)/.ready-docs  ## build the documentation into site/, strictly
 
 setup: $(VENV)/.ready-test
 
+browser:  ## a Chromium for the report's test, where apt can give one; without it that test skips
+	@for b in chromium chromium-browser google-chrome; do command -v $$b >/dev/null && exit 0; done; \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null || \
+	echo "no Chromium: the report is not tested in a browser"
+
 # torch first and alone: a range would pull a CUDA build of gigabytes where a CPU wheel is all that is needed
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,7 +37,7 @@ $(VENV)/.ready: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	$(PIP) install -q -c constraints.txt -e '.[test,metis]'
+	$(PIP) install -q -c constraints.txt -e '.[test,metis,browser]'
 	touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready

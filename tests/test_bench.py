@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ from adahop.bench.clock import Runner, Turn, quartiles, ratio, take_turns
 from adahop.bench.limit import LINE, lines_per_s, read_lines
 from adahop.bench.state import weigh
 from adahop.checks import InputError
+from adahop.datasets import load
 from adahop.datasets.rmat import rmat
 
 KEYS = ["method", "edges_per_s", "batches_per_s", "ratio_dgl_uniform", "ratio_pyg_uniform", "threads", "graph"]
+
+SAMPLING = ["bench", "sampling", "--rounds", "2", "--seconds", "0"]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,7 @@ def test_stars_have_their_degree_and_no_parallel_edges():
     g = graphs.graph("star:5000")
     degree = g.degree()
     assert set(degree.tolist()) == {0, 5000}
-    assert all(g.indices[g.indptr[v] : g.indptr[v + 1]].unique().numel() == 5000 for v in (0, 1, 700))
+    assert all(g.indices[g.indptr[v] : g.indptr[v + 1]].unique().numel() == 5000 for v in (0, 1, 200))
     parts = graphs.batches(g, 64, live=True)
     assert all(bool((degree[part] == 5000).all()) for part in parts)
 
@@ -151,9 +155,8 @@ def test_peers_that_are_absent_say_why(monkeypatch, capsys):
     monkeypatch.setattr(builtins, "__import__", without_dgl)
     monkeypatch.setattr("torch_geometric.typing.WITH_PYG_LIB", False)
     monkeypatch.setattr("torch_geometric.typing.WITH_TORCH_SPARSE", False)
-    words = ["bench", "sampling", "--graph", "rmat:500,4000", "--sizes", "2", "--rounds", "1", "--seconds", "0",
-             "--batch-size", "16", "--methods", "graphsage", "--json"]  # fmt: skip
-    rows, err, code = said(words, capsys)
+    words = "--graph rmat:500,4000 --sizes 2 --batch-size 16 --methods graphsage --json"
+    rows, err, code = said([*SAMPLING, *words.split()], capsys)
     assert not code and len(rows) == 1 and rows[0]["ratio_dgl_uniform"] is None
     assert "dgl is left out: DGL cannot be imported (ImportError: no such thing)" in err
     assert "pyg is left out: PyG samples only with pyg-lib or torch-sparse" in err
@@ -237,6 +240,55 @@ def test_sampling_leaves_rows_and_a_plot(tmp_path, capsys):
     assert (tmp_path / "o" / "sampling.png").exists() and (tmp_path / "o" / "sampling.svg").exists()
 
 
+def test_epoch_has_the_same_keys(tmp_path, capsys):
+    words = "--graph synthetic:300,3000,8,3 --sizes 2,2 --batch-size 64 --rounds 1 --hidden 8 --peers none"
+    for arch in ("plain", "residual"):
+        more = ["--arch", arch, "--methods", "graphsage,bs", "--json", "--out", str(tmp_path / arch)]
+        rows, _, code = said(["bench", "epoch", *words.split(), *more], capsys)
+        assert not code and [row["method"] for row in rows] == ["graphsage", "bs"]
+        assert all(list(row)[:7] == KEYS and row["seconds"] > 0 and row["batches_per_s"] > 0 for row in rows)
+        assert (tmp_path / arch / "epoch.png").exists()
+
+
+def test_dgl_trains_the_same_model():
+    """With every neighbour taken, our loss and DGL's are one number for equal weights."""
+    try:
+        peers.import_dgl()
+    except peers.Absent as e:
+        pytest.skip(str(e))
+    from adahop import models
+    from adahop.bench.dgl_epoch import DGLTraining
+    from adahop.bench.epoch import Plan
+
+    data = load("synthetic:300,3000,8,3")
+    ours_ = models.make("gcn", 8, 16, 3, arch="residual")
+    seeds = torch.arange(50)
+    graph = data.graph.normalized(*ours_.graph)
+    want = ours_.inference(graph, data.x)[:50]
+    theirs = DGLTraining(data, Plan("", sizes=(-1, -1), arch="residual", hidden=16), "sum-first")
+    for name in ("encoder", "decoder"):
+        getattr(theirs.net, name).load_state_dict(getattr(ours_, name).state_dict())
+    for mine, conv in zip(ours_.convs, theirs.net.convs, strict=True):
+        conv.linear.load_state_dict(mine.linear.state_dict())
+    n_id, _, blocks = theirs.sampler.sample_blocks(theirs.graph, seeds.int())
+    assert torch.allclose(theirs.net(blocks, data.x[n_id.long()]), want, atol=1e-5)
+
+
+def test_degrees_leave_rows_and_a_plot(tmp_path, capsys):
+    words = "--graph rmat:2000,40000 --degrees 10,100,90000 --rounds 1 --seconds 0 --methods graphsage,bs"
+    rows, err, code = said(["bench", "degrees", *words.split(), "--json", "--out", str(tmp_path)], capsys)
+    assert not code and [(row["degree"], row["method"]) for row in rows] == [
+        (10, "graphsage"), (10, "bs"), (100, "graphsage"), (100, "bs")]  # fmt: skip
+    assert "no node of a degree near 90,000" in err and (tmp_path / "degrees.svg").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_inference_is_weighed_in_a_process_of_its_own(capsys):
+    rows, _, code = said(["bench", "inference", "--graph", "rmat:2000,40000"], capsys)
+    assert not code and rows[0]["ratio"] > 0
+    assert rows[0]["needed_bytes"] == 2000 * 128 * 4 + 40000 * 8 + 2001 * 8 + 2000 * 8
+
+
 @pytest.mark.parametrize(
     "words, sentence",
     [
@@ -247,6 +299,7 @@ def test_sampling_leaves_rows_and_a_plot(tmp_path, capsys):
         (["--peers", "networkx"], "`peers` must be one of"),
         (["--graph", "rmat:3"], "`graph` must be rmat:N,E"),
         (["--sizes", "a"], "`sizes` must be"),
+        (["--clock", "sun"], "`clock` must be one of"),
     ],
 )
 def test_bad_words(words, sentence, capsys):

@@ -160,7 +160,8 @@ def test_sweep_leaves_what_lives(tmp_path):
     other = tmp_path / ".hidden.part"
     for path in (mine, theirs, other):
         path.touch()
-    sweep(tmp_path)
+    sweep(tmp_path / "nowhere")
+    Records(tmp_path)
     assert mine.exists() and other.exists() and not theirs.exists()
 
 

@@ -46,6 +46,10 @@ class Seeds(NamedTuple):
     seeds: Tensor
     batch_size: int
 
+    @property
+    def stands_for(self) -> int:
+        return self.batch_size
+
 
 class Recorded(NamedTuple):
     """A captured step: fill `seeds`, replay, read `loss`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import time
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError, KindError
+from adahop.checks import InputError, KindError, function
 from adahop.records import write_whole
 
 MARK = b"adahop checkpoint 1\n"  # the end of every file; before it stand the checksum and what torch saved
@@ -42,7 +43,8 @@ class Checkpoints:
         if not isinstance(folder, str | Path) or not str(folder):
             raise KindError(f"`checkpoint` must be a folder, got {folder!r}")
         self.folder, self.name, self.pace = Path(folder), name, pace(every)
-        self.say = say or (lambda sentence: warnings.warn(sentence, stacklevel=2))
+        self.say = function(say, "say") or _warn
+        self.writes = True  # of several processes one alone writes
         self._wrote, self._cost = time.monotonic(), 0.0
         self._found: dict[str, Any] | None = None
 
@@ -55,6 +57,8 @@ class Checkpoints:
     def due(self, step: int, end: bool = False) -> bool:
         """Whether a state is wanted after this step, or at an epoch's `end`."""
         kind, many = self.pace
+        if not self.writes:
+            return False
         if kind == "auto":
             return time.monotonic() - self._wrote >= SHARE * self._cost
         return end or (step % many == 0 if kind == "steps" else time.monotonic() - self._wrote >= many)
@@ -106,10 +110,23 @@ class Checkpoints:
                 )
         return self._found
 
+    def until(self, step: int) -> dict[str, Any] | None:
+        """The newest whole state of no more than so many steps."""
+        for path in reversed(self.files()):
+            with contextlib.suppress(InputError):
+                state = read(path)
+                if state["result"]["steps"] <= step:
+                    return state
+        return None
+
     def take(self) -> dict[str, Any] | None:
         """`last()`, not held on to."""
         state, self._found = self.last(), None
         return state
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=2)
 
 
 def pace(every: Any) -> tuple[str, float]:

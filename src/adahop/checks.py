@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,10 @@ from torch import Tensor
 
 
 class InputError(ValueError):
-    """Something a user passed in cannot be used; the message says what must hold."""
+    """Something a user passed in cannot be used; the message says what must hold, on one line."""
+
+    def __init__(self, sentence: str = ""):
+        super().__init__(" ".join(str(sentence).split()))  # a tensor's repr has many
 
 
 class IdError(InputError, IndexError):
@@ -23,10 +28,40 @@ class KindError(InputError, TypeError):
     """A value is of the wrong type or dtype."""
 
 
+class RoomError(InputError, MemoryError):
+    """There is not enough memory; the message says for what, and how much."""
+
+
+@contextlib.contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Within, running out of memory says what needed how much."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, RoomError) or not no_room(e):
+            raise
+        found = AMOUNT.search(str(e))
+        amount = "more memory" if found is None else f"{_gib(*found.groups()):.3g} GiB more"
+        raise RoomError(f"{what} must have room: it needs {amount}, got an allocation that failed") from None
+
+
+def no_room(e: BaseException) -> bool:
+    """Whether an error says that memory ran out; torch says RuntimeError for it, on any device."""
+    words = ("out of memory", "can't allocate memory", "Unable to allocate")
+    return isinstance(e, MemoryError) or any(s in str(e) for s in words)
+
+
+AMOUNT = re.compile(r"allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB|PiB|EiB)")
+
+
+def _gib(number: str, unit: str) -> float:
+    return float(number) * {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}.get(unit, 2**50) / 2**30
+
+
 def one_of(value: Any, known: Iterable[str], what: str) -> str:
     """`value` if it is known, else an error that names the nearest known word."""
     words = list(known)
-    if value in words:
+    if isinstance(value, str) and value in words:
         return value
     near = difflib.get_close_matches(str(value).lower(), words, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -44,12 +79,47 @@ def count(value: Any, low: int, what: str) -> int:
     """A whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise InputError(f"`{what}` must be a whole number of at least {low}, got {value!r}")
+    if value >= 2**63:
+        raise InputError(f"`{what}` must be below 2^63, got {value}")
     return int(value)
 
 
 def flag(value: Any, what: str) -> bool:
-    if not isinstance(value, bool):
+    """True or False, numpy's too."""
+    if not isinstance(value, bool | np.bool_):
         raise InputError(f"`{what}` must be true or false, got {value!r}")
+    return bool(value)
+
+
+def of_kind(value: Any, kind: type, what: str) -> Any:
+    """An instance of a class."""
+    if not isinstance(value, kind):
+        raise KindError(f"`{what}` must be a {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def function(value: Any, what: str) -> Any:
+    """Something that can be called, or None."""
+    if value is not None and not callable(value):
+        raise KindError(f"`{what}` must be a function, got {type(value).__name__}")
+    return value
+
+
+def device_of(value: Any, what: str = "device") -> torch.device:
+    """A device that torch knows and this machine has."""
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except Exception:  # torch has many kinds for it
+        raise InputError(f"`{what}` must be a device of this machine, like cpu or cuda, got {value!r}") from None
+    return device
+
+
+def fields(value: Any, names: Iterable[str], what: str) -> Any:
+    """An object with these attributes, none of them None."""
+    lacking = [name for name in names if getattr(value, name, None) is None]
+    if lacking:
+        raise KindError(f"`{what}` must have {', '.join(lacking)}, got {type(value).__name__} without")
     return value
 
 

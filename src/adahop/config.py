@@ -38,6 +38,7 @@ class Config:
     tf32: bool = True  # on a GPU: matrix products in TF32
     half: bool = False  # on a GPU: features and history in half precision (sums stay float32)
     cache: float | None = None  # on a GPU: features stay in host memory, this share of their rows has a copy there
+    partition: str | None = None  # range or metis: each of several processes owns a part of the graph
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
 
@@ -59,7 +60,9 @@ class Config:
             one_of(self.estimator, ESTIMATORS, "estimator")
         if self.cache is not None:
             between(self.cache, 0.0, 1.0, "cache")
-        one_of(self.device.split(":")[0], ("cpu", "cuda"), "device")
+        if self.partition is not None:
+            one_of(self.partition, ("range", "metis"), "partition")
+        one_of(str(self.device).split(":")[0], ("cpu", "cuda"), "device")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
 

@@ -27,6 +27,7 @@ def draw(method: str, weight: Any, ptr: Any, k: int, seed: int = 0, eta: float =
     """
     one_of(method, ops.DRAWS, "method")
     count(k, 1, "k")
+    count(seed, 0, "seed")
     ptr, weight = _segments(ptr, weight, eta)
     indices = torch.zeros(weight.numel(), dtype=torch.int32)
     dst = torch.arange(ptr.numel() - 1)

@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, in_range, one_of, whole
+from adahop.checks import (
+    InputError,
+    KindError,
+    as_tensor,
+    count,
+    device_of,
+    edge_weights,
+    flag,
+    in_range,
+    one_of,
+    whole,
+)
 from adahop.ops import large_pages
 
 
@@ -160,7 +171,7 @@ class Graph:
         """
         if kind is not None:
             one_of(kind, ("row", "sym"), "kind")
-        g = self._with_loops() if self_loops else self
+        g = self._with_loops() if flag(self_loops, "self_loops") else self
         if kind is None:
             return g
         weight, dst = g.edge_weight().double(), g.dst()
@@ -198,6 +209,7 @@ class Graph:
         return h.hexdigest()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        device = device_of(device)
         moved = {k: t.to(device, non_blocking=non_blocking) for k, t in self._tensors()}
         return Graph(**{k: moved.get(k) for k in ("indptr", "indices", "weight", "eid", "first")})  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop import ops
-from adahop.checks import InputError, in_range
+from adahop.checks import InputError, count, in_range
 from adahop.graph import Graph
 
 
@@ -22,8 +22,11 @@ class History(nn.Module):
 
     def __init__(self, num_nodes: int, width: int, dtype: torch.dtype = torch.float32):
         super().__init__()
+        count(num_nodes, 0, "num_nodes")
+        count(width, 1, "width")
         if dtype not in (torch.float32, torch.float16):
             raise InputError(f"`dtype` must be float32 or float16, got {dtype}")
+        self.seen: list[tuple[Tensor, Tensor]] | None = None  # where it is a list, it gets what is pushed
         self.register_buffer("value", torch.zeros(num_nodes, width, dtype=dtype), persistent=False)
 
     @torch.no_grad()
@@ -38,6 +41,8 @@ class History(nn.Module):
             kernels.push(self.value, n_id, h.detach())
         else:
             self.value[n_id] = h.detach().to(self.value.dtype)
+        if self.seen is not None:
+            self.seen.append((n_id, h.detach().to(self.value.dtype)))
 
     @torch.no_grad()
     def sums(self, graph: Graph, nodes: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from adahop.block import Block, Ungathered
-from adahop.checks import InputError, count, node_ids
+from adahop.checks import InputError, KindError, count, flag, node_ids
 from adahop.samplers import Sampler
 
 
@@ -41,13 +41,16 @@ class Loader:
         lean: bool = False,
         pin: bool = False,
     ):
+        if not isinstance(sampler, Sampler):
+            raise KindError(f"`sampler` must be a sampler of adahop, got {type(sampler).__name__}")
         n = sampler.graph.num_nodes
         self.x, self.y = getattr(data, "x", None), getattr(data, "y", None)
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
-        self.sampler, self.shuffle, self.lean = sampler, shuffle, lean
-        self.pin = pin and torch.cuda.is_available() and sampler.graph.device.type == "cpu"
+        self.sampler, self.shuffle, self.lean = sampler, flag(shuffle, "shuffle"), flag(lean, "lean")
+        self.pin = flag(pin, "pin") and torch.cuda.is_available() and sampler.graph.device.type == "cpu"
+        self.share: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # a process's part of them
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
@@ -87,7 +90,7 @@ class Loader:
         past = state["taken"] + len(state["ahead"])
         if past:
             self.sampler.epochs -= 1  # the same epoch again
-        seeds = self.sampler.epoch(self.nodes, self.batch_size, self.shuffle)
+        seeds = self.share(self.sampler.epoch(self.nodes, self.batch_size, self.shuffle))
         for _ in range(past):
             next(seeds, None)
         return seeds
@@ -127,6 +130,8 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there; load the sampler's state as well."""
+        if not isinstance(state, dict) or state.keys() != {"taken", "ahead", "pending"}:
+            raise KindError(f"`state` must be the `state_dict` of a Loader, got {type(state).__name__}")
         device = self.sampler.graph.device
         ahead = [_blocks(blocks, device) for blocks in state["ahead"]]
         pending = [(_blocks(blocks, device), [e.to(device) for e in energy]) for blocks, energy in state["pending"]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from adahop.checks import InputError, one_of
+from adahop.checks import InputError, one_of, room_for
 from adahop.graph import Graph
 from adahop.policies import POLICIES
 from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor, Ladies, NeighborSampler, Sampler
@@ -56,9 +56,11 @@ WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
-        Method("adahop", "node-wise", True, "12 bytes a node, a layer; for gcn, sage and gat also 4 a node and unit of "
-               "width, a hidden layer", node_wise, {"policy": "tracked", "draw": "systematic"},
-               estimator="exact+history", instead={"geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
+        Method("adahop", "node-wise", True, "12 bytes a node, a layer (gat 14, and 8 a head); 8 a node and unit of "
+               "width (gat 4), a hidden layer", node_wise, {"policy": "tracked", "draw": "systematic"},
+               estimator="exact+snapshot", instead={
+                   "gat": {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},
+                   "geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
         Method("bs", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise, {"policy": "exp3"}),
         Method("bs.m", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise,
@@ -94,4 +96,5 @@ def make(method: str, graph: Graph, sizes: Sequence[int], seed: int = 0, **optio
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for name in options:
             one_of(name, [p for p in known if p not in ("graph", "sizes", "seed")], f"{method}'s option")
-    return preset.build(graph, sizes, seed=seed, **merged)
+    with room_for(f"the state of method '{method}'"):
+        return preset.build(graph, sizes, seed=seed, **merged)

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,7 +49,7 @@ def sweep(folder: Path) -> None:
     for part in [*folder.glob(".*.part"), *folder.glob(".probe.*")]:
         pid = part.name.removesuffix(".part").rpartition(".")[2]
         if pid.isdigit() and not _alive(int(pid)):
-            part.unlink(missing_ok=True)
+            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:
@@ -64,6 +65,8 @@ def _alive(pid: int) -> bool:
 class Records:
     """A folder for one command's runs."""
 
+    writes = True
+
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         if not str(folder):
@@ -73,6 +76,7 @@ class Records:
             probe = self.folder / f".probe.{os.getpid()}"
             probe.touch()
             probe.unlink()
+            sweep(self.folder)
         except OSError as e:
             raise InputError(f"`out` must be a folder that can be written, got {folder} ({e.strerror})") from None
 
@@ -116,10 +120,28 @@ class Records:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
+    def drop(self, name: str) -> None:
+        """A folder of that name goes."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
     def tensors(self, name: str, state: dict[str, Any]) -> None:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_whole(self.folder / name, buffer.getvalue())
+
+
+class Read(Records):
+    """Another process's records: nothing is written to them."""
+
+    writes = False
+
+    def json(self, name: str, value: Any) -> None: ...
+    def lines(self, name: str, value: dict[str, Any]) -> None: ...
+    def row(self, name: str, value: dict[str, Any]) -> None: ...
+    def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None: ...
+    def fresh(self, *names: str) -> None: ...
+    def drop(self, name: str) -> None: ...
+    def tensors(self, name: str, state: dict[str, Any]) -> None: ...
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from adahop import models
 from adahop.checkpoint import content_hash
 from adahop.config import Config
+from adahop.distributed import team
 from adahop.features import Features
 from adahop.loader import Loader
 from adahop.mapped import on_disk
@@ -90,9 +91,11 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
         dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
-    known = {"features": data.x, "heads": getattr(model.convs[0], "heads", 1)}
+    known = {"features": data.x}
     method = METHODS[config.method].on(config.model)
     options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
+    if options.get("policy") == "attended":
+        options.setdefault("heads", getattr(model.convs[0], "heads", 1))
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
     dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
     sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype)
@@ -116,23 +119,34 @@ class Run:
     def __init__(self, data: Any, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
+        self.team = team(self.data)
+        self.team.allow(config.estimator or METHODS[config.method].on(config.model).estimator)
         with on_disk(config.state):
-            self.model, self.sampler = assemble(self.data, config, seed)
+            self.model, sampler = assemble(self.data, config, seed)
+        self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}
         self.optimizer = torch.optim.Adam(
             parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True, **captured
         )
-        self.features = device_features(self.data.x, self.sampler, config)
+        alone = self.team.size == 1  # ranks exchange numbered blocks
+        self.features = device_features(self.data.x, self.sampler, config) if alone else None
+        rows = self.team.source(self.data, self.sampler)
         self.loader = Loader(
-            self.data, self.sampler, self.data.train_mask, config.batch_size, prefetch=config.prefetch, lean=True
+            rows,
+            self.sampler,
+            self.data.train_mask.nonzero().flatten(),
+            config.batch_size,
+            prefetch=config.prefetch,
+            lean=rows is self.data,
         )
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.steps: Any = None  # the device's own, see `capture`
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
-        self.loss, self.seen = torch.zeros((), device=config.device), 0  # of this epoch: sum of losses, seeds
+        self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds
+        self.team.share(self)
 
     def over(self) -> bool:
         """Whether nothing is left to do."""
@@ -146,7 +160,7 @@ class Run:
             self.trained += now - self._since
         self._since = now if on else None
 
-    def moved(self, loss: Tensor, seeds: int) -> None:
+    def moved(self, loss: Tensor, seeds: float) -> None:
         """A step was taken."""
         self.loss += loss * seeds
         self.average.update()
@@ -160,9 +174,10 @@ class Run:
         if scores["val"] > r.val:
             r.val, r.test, r.best_epoch = scores["val"], scores["test"], r.epochs
             self.best = copy.deepcopy(self.model.state_dict())
-        loss = float(self.loss) / max(self.seen, 1)
+        loss, seen = self.team.total(float(self.loss), self.seen)
+        loss /= max(seen, 1)
         r.history.append({"epoch": r.epochs, "loss": loss, **scores, "seconds": self.trained})
-        self.loss, self.seen = torch.zeros_like(self.loss), 0
+        self.loss, self.seen = torch.zeros_like(self.loss), 0.0
         return r.history[-1]
 
     def identity(self) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from adahop import models
 from adahop.capture import attach, products
 from adahop.checkpoint import Checkpoints, agree
-from adahop.checks import one_of
+from adahop.checks import count, fields, function, of_kind, one_of, room_for
 from adahop.config import Config
+from adahop.distributed import Alone
 from adahop.mapped import on_disk
-from adahop.metrics import METRICS, criterion, score
+from adahop.metrics import METRICS, criterion
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
 from adahop.watch import watch
@@ -37,13 +38,17 @@ def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimi
     return loss.detach()
 
 
-def evaluate(model: models.GNN, data: Any, graph: Any = None, metric: str | None = None) -> dict[str, float]:
+def evaluate(
+    model: models.GNN, data: Any, graph: Any = None, metric: str | None = None, team: Alone | None = None
+) -> dict[str, float]:
     """The metric on each split, from every neighbour: evaluation never samples and never updates a policy."""
     graph = data.graph.normalized(*model.graph) if graph is None else graph
-    out = model.inference(graph, data.x)
-    metric = metric or data.metric
+    team, metric = team or Alone(), metric or data.metric
+    parts = team.parts(graph)
+    rows = slice(None) if parts is None else slice(*parts.rows)
+    out, y = model.inference(graph, data.x, parts=parts), data.y[rows]
     masks = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
-    return {name: score(metric, out[mask], data.y[mask]) for name, mask in masks.items()}
+    return {name: team.score(metric, out[mask[rows]], y[mask[rows]]) for name, mask in masks.items()}
 
 
 def fit(
@@ -72,8 +77,8 @@ def fit(
     """
     for name in options:
         one_of(name, Config.__dataclass_fields__, "option")
-    config = replace(config or Config(), **options)
-    one_of(data.metric, METRICS, "metric")
+    config = replace(Config() if config is None else of_kind(config, Config, "config"), **options)
+    _check(data, seed, on_epoch=on_epoch, on_step=on_step, probe=probe)
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices), products(bool(devices) and config.tf32):
         torch.manual_seed(seed)
@@ -82,18 +87,30 @@ def fit(
         return _go(run, on_epoch or (lambda row: None), _after(on_step, probe, kept), kept)
 
 
+def _check(data: Any, seed: int, **functions: Any) -> None:
+    fields(data, ("graph", "x", "y", "classes", "metric", "train_mask", "val_mask", "test_mask"), "data")
+    one_of(data.metric, METRICS, "metric")
+    count(seed, 0, "seed")
+    for what, f in functions.items():
+        function(f, what)
+
+
 class Kept:
     """A run and its checkpoints: goes on from the last, writes the next when it is time."""
 
     def __init__(self, run: Run, checkpoints: Checkpoints):
         self.run, self.checkpoints, self.identity = run, checkpoints, run.identity()
         state = checkpoints.take()
+        least = run.team.least(state["result"]["steps"] if state else 0)
+        if state is not None and state["result"]["steps"] > least:
+            state = checkpoints.until(least)
         if state is not None:
             agree(self.identity, state.pop("identity"))
             run.load_state_dict(state)
+        run.team.resumed(run)
 
     def save(self, end: bool = False) -> None:
-        if self.checkpoints.due(self.run.result.steps, end):
+        if self.run.team.agreed(self.checkpoints.due(self.run.result.steps, end)):
             self.checkpoints.save({"identity": self.identity, **self.run.state_dict()})
 
 
@@ -118,8 +135,8 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
     run.steps = attach(run, train_step)
     while not run.over():
         _epoch(run, after)
-        with run.average.worn(), on_disk(run.config.state):
-            row = run.closed(evaluate(run.model, run.data, run.sampler.graph))
+        with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
+            row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
         on_epoch(row)
         if kept is not None:
             kept.save(end=True)
@@ -130,10 +147,12 @@ def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
     run.clock(True)
     steps = run.steps
-    for batch in run.loader if steps is None else steps:
-        loss = train_step(run.model, run.sampler, run.optimizer, batch) if steps is None else steps(batch)
-        run.moved(loss, batch.batch_size)
-        after(run)
-    if run.loss.is_cuda:
-        torch.cuda.synchronize()  # the device may be steps behind
+    with room_for(f"a step of {run.config.batch_size} nodes with sizes {list(run.config.sizes)}"):
+        for batch in run.team.batches(run.loader) if steps is None else steps:
+            loss = train_step(run.net, run.sampler, run.optimizer, batch) if steps is None else steps(batch)
+            run.team.settle()
+            run.moved(loss, batch.stands_for)
+            after(run)
+        if run.loss.is_cuda:
+            torch.cuda.synchronize()  # the device may be steps behind
     run.clock(False)

@@ -52,6 +52,8 @@ def watch(model: nn.Module, feedback: str | None = "energy") -> Iterator[list[Te
 
 def _layers(model: nn.Module, feedback: str) -> dict[str, Any]:
     """The layers that pass messages, by name."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch module, got {type(model).__name__}")
     found = {name: m for name, m in model.named_modules() if hasattr(m, "watcher") or isinstance(m, MessagePassing)}
     if not found:
         raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")

@@ -31,7 +31,7 @@ def stars(text: str) -> Graph:
         degree = 0
     if not 1 <= degree <= STARS:
         raise InputError(f"`graph` star:DEGREE must have a degree in [1, {STARS}], got '{text}'")
-    hubs = max(STARS // degree, 1024)
+    hubs = max(STARS // degree, 256)
     leaves = max(degree, 1 << 17)
     place = torch.arange(hubs * degree)
     src = hubs + (place % degree + 7919 * (place // degree)) % leaves  # each hub's leaves differ from one another

@@ -34,7 +34,7 @@ def cell(key: str, row: dict[str, Any]) -> str:
     if key == "edges_per_s":
         value = value / 1e6
     if key == "spread":
-        unit = 1.0 if "seconds" in row else 1e6
+        unit = 1.0 if "seconds" in row or "us_per_batch" in row else 1e6
         return " – ".join(f"{v / unit:.3g}" for v in value)
     return COLUMNS[key][1].format(value)
 
@@ -63,10 +63,11 @@ def markdown(rows: Sequence[dict[str, Any]], keys: Sequence[str] | None = None) 
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def bars(rows: Sequence[dict[str, Any]], path_stem: str | Path, key: str = "edges_per_s") -> list[Path]:
+def bars(rows: Sequence[dict[str, Any]], path_stem: str | Path) -> list[Path]:
     """A bar a row with its quartiles, ours and the peers' in two colours; a panel a number of threads."""
     from matplotlib.figure import Figure
 
+    key = "seconds" if "seconds" in rows[0] else "edges_per_s"
     counts = sorted({row["threads"] for row in rows})
     names = list(dict.fromkeys(row["method"] for row in rows))
     figure = Figure(figsize=(4 + 4 * len(counts), 1.2 + 0.32 * len(names)), layout="constrained")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from adahop.checks import InputError
+from adahop.checks import InputError, no_room
 
 app = typer.Typer(
     add_completion=False,
@@ -41,6 +41,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         compare,
         convert,
         listing,
+        partition,
+        report,
         reproduce,
         train,
         variance,
@@ -52,7 +54,7 @@ def main(args: list[str] | None = None) -> NoReturn:
             command.invoke(context)
         sys.stdout.flush()
     except InputError as e:
-        _fail(str(e))
+        _fail(str(e), 1 if isinstance(e, MemoryError) else 2)
     except KeyboardInterrupt as e:
         _fail(str(e) or "interrupted", 130)
     except BrokenPipeError:  # `adahop list | head`: nobody reads on, and Python's own last flush must not complain
@@ -67,7 +69,7 @@ def main(args: list[str] | None = None) -> NoReturn:
 
 def _out_of_memory(e: Exception) -> NoReturn:
     """torch says RuntimeError for it, on any device."""
-    if not isinstance(e, MemoryError) and not any(s in str(e) for s in ("out of memory", "can't allocate memory")):
+    if not no_room(e):
         _of_typer(e)  # its Exit is a RuntimeError too
     _fail("out of memory; smaller `sizes`, `batch_size` or `hidden` need less", 1)
 

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from adahop.bench import degrees as by_degree
 from adahop.bench import epoch as training
+from adahop.bench import inference as whole
 from adahop.bench import sampling as side_by_side
 from adahop.bench import show
-from adahop.checks import InputError
+from adahop.bench.clock import CLOCKS
+from adahop.checks import InputError, between, device_of, one_of
 from adahop.cli import app, numbers
 from adahop.cli.train import option
 from adahop.records import Records
@@ -45,7 +48,7 @@ def sampling(
     """Edges drawn and relabelled a second, and the ratio to every peer that can be imported."""
     plan = side_by_side.Plan(
         graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
-        words(peers, "peers"), rounds, seconds, device, clock,
+        words(peers, "peers"), rounds, between(seconds, 0.0, 3600.0, "seconds"), str(device_of(device)), clock,
     )  # fmt: skip
     if not plan.methods:
         raise InputError(f"`methods` must be names with commas between, like graphsage,bs, got '{methods}'")
@@ -79,7 +82,42 @@ def epoch(
         words(peers, "peers"), rounds, arch, hidden, prefetch, device, clock, model, half,
     )  # fmt: skip
     records = None if out is None else Records(out)
-    publish(training.measure(plan, say), "epoch", records, as_json, "seconds")
+    publish(training.measure(plan, say), "epoch", records, as_json)
+
+
+@bench.command()
+def degrees(
+    graph: Annotated[str, option("star, or rmat:N,E whose nodes are taken by degree.")] = "star",
+    degrees: Annotated[str, option("Degrees of the targets.")] = ",".join(map(str, by_degree.DEGREES)),
+    size: Annotated[int, option("Neighbours a target draws.")] = 5,
+    batch_size: Annotated[int, option("Targets a batch.")] = 256,
+    threads: Annotated[int, option("Threads.")] = 1,
+    methods: Annotated[str, option(PARTS)] = ",".join(by_degree.METHODS),
+    rounds: Annotated[int, option("Turns that everyone takes.")] = 5,
+    seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.1,
+    clock: Annotated[str, option(CLOCK)] = "wall",
+    out: Annotated[str | None, option("Folder for degrees.jsonl and a plot.")] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Microseconds a batch of one layer takes as the degree of its targets grows."""
+    records = None if out is None else Records(out)
+    rows = by_degree.measure(
+        graph, numbers(degrees, "degrees"), size, batch_size, threads, words(methods, "methods"), rounds, seconds, say,
+        one_of(clock, CLOCKS, "clock"),
+    )  # fmt: skip
+    publish(rows, "degrees", records, as_json, plot=by_degree.lines)
+
+
+@bench.command()
+def inference(
+    graph: Annotated[str, option(GRAPH)] = "rmat:200000,10000000",
+    features: Annotated[int, option("Columns of x.")] = 64,
+    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
+    outputs: Annotated[int, option("Columns of the output.")] = 64,
+    arch: Annotated[str, option("plain or residual.")] = "plain",
+) -> None:
+    """Peak memory of a GCN's pass over the whole graph, over that of graph, features and output; one JSON line."""
+    print(json.dumps(whole.measure(graph, features, hidden, outputs, arch)))
 
 
 def words(text: str, what: str) -> list[str]:
@@ -92,7 +130,7 @@ def say(line: str) -> None:
 
 
 def publish(
-    rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool, key: str = "edges_per_s"
+    rows: list[dict[str, Any]], name: str, records: Records | None, as_json: bool, plot: Any = show.bars
 ) -> None:
     """The table for people, the rows for programs, the plot for a page."""
     for row in rows if as_json else ():
@@ -102,4 +140,4 @@ def publish(
         records.fresh(f"{name}.jsonl")
         for row in rows:
             records.row(f"{name}.jsonl", row)
-        say("plot: " + ", ".join(map(str, show.bars(rows, records.folder / name, key))))
+        say("plot: " + ", ".join(map(str, plot(rows, records.folder / name))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ class Kept:
             raise InputError(
                 f"{self.folder / 'config.json'} must hold the settings of `adahop train`, got {type(e).__name__}: {e}"
             ) from None
-        sweep(self.folder)
         sweep(self.folder / CHECKPOINTS)
 
     def agrees(self, context: typer.Context) -> None:
@@ -82,11 +82,19 @@ def read_json(path: Path, must: str = "") -> dict[str, Any]:
     return found
 
 
-def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
-    """The checkpoints of a seed's run; rows of metrics.jsonl past the last of them will come again, so they go."""
-    kept = Checkpoints(
-        records.folder / CHECKPOINTS, every, f"seed{seed}", lambda s: print(f"adahop: {s}", file=sys.stderr)
-    )
+def restarted(out: str | None) -> str | None:
+    """The folder to go on with where torchrun has started the same command again after a failure."""
+    again = out is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return out if again and (Path(str(out)) / "config.json").is_file() else None
+
+
+def checkpoints(records: Records, seed: int, every: str, rank: int | None = None) -> Checkpoints:
+    """The checkpoints of a seed's run, or of one rank's part of it.
+
+    Rows of metrics.jsonl past the last of them will come again, so they go.
+    """
+    name = f"seed{seed}" if rank is None else f"seed{seed}-rank{rank}"
+    kept = Checkpoints(records.folder / CHECKPOINTS, every, name, lambda s: print(f"adahop: {s}", file=sys.stderr))
     state = kept.last()
     done = {"epochs": 0, "steps": 0} if state is None else state["result"]
     if state is not None:
@@ -98,4 +106,5 @@ def checkpoints(records: Records, seed: int, every: str) -> Checkpoints:
         return row["epoch"] <= done["epochs"] if "epoch" in row else row.get("step", 0) <= done["steps"]
 
     records.keep("metrics.jsonl", stays)
+    kept.writes = records.writes or rank is not None  # a part of the state is known to its own rank alone
     return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 from typing import Annotated, Any
@@ -17,11 +16,13 @@ from rich.table import Table
 from adahop.checkpoint import pace
 from adahop.checks import InputError, count
 from adahop.cli import app, numbers, pairs
-from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json
+from adahop.cli.partition import shard
+from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json, restarted
 from adahop.datasets import load
 from adahop.diagnostics import Probe
+from adahop.distributed import session, team
 from adahop.memory import ESTIMATORS
-from adahop.records import Records
+from adahop.records import Read, Records
 from adahop.train import Config, Result, fit
 
 
@@ -69,6 +70,7 @@ def train(
         float | None, option("On a GPU: features stay in host memory; the share of rows with a copy on the device.")
     ] = None,
     state: Annotated[str | None, option("Folder where policy state and histories lie in files, not memory.")] = None,
+    partition: Annotated[str | None, option("Under torchrun, each process owns a part: range or metis.")] = None,
     log_variance: Annotated[int, option("Measure every layer's variance each so many steps; 0 never.")] = 0,
     out: Annotated[str | None, option("Folder for config, metrics and the best checkpoint.")] = None,
     checkpoint_every: Annotated[
@@ -79,6 +81,7 @@ def train(
 ) -> None:
     """Train a model with sampled neighbours; report the test score of the best validation epoch."""
     pace(checkpoint_every)
+    resume = resume or restarted(out)
     if resume is not None:
         kept = Kept(resume)
         kept.agrees(context)
@@ -87,8 +90,8 @@ def train(
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, estimator=estimator, average=average, device=device,
-        capture=capture, half=half, tf32=tf32, cache=cache, state=state,
+        prefetch=prefetch, estimator=estimator, average=average, device=device, capture=capture,
+        half=half, tf32=tf32, cache=cache, state=state, partition=partition,
         model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
     )  # fmt: skip
     go(config, dataset, seed_range(seed, runs), log_variance, out, checkpoint_every, as_json)
@@ -99,31 +102,40 @@ def go(
     resume: bool = False,
 ) -> None:  # fmt: skip
     """Begin, or with `resume` go on; end with the result on disk and on the screen."""
-    records = None if out is None else Records(out)
+    with session(config.device) as first:
+        records = None if out is None else (Records if first else Read)(out)
+        _go(config, dataset, seeds, log_variance, records, every, as_json, resume)
+
+
+def _go(
+    config: Config, dataset: str, seeds: range, log_variance: int, records: Records | None, every: str, as_json: bool,
+    resume: bool,
+) -> None:  # fmt: skip
     if records and resume and records.has("result.json"):
-        print(f"the run in {out} is finished; it is left as it is", file=sys.stderr)
-        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)
+        print(f"the run in {records.folder} is finished; it is left as it is", file=sys.stderr)
+        records.drop(CHECKPOINTS)
         return tell(read_json(records.folder / "result.json"), as_json)
-    data = load(dataset)
+    data = load(dataset) if config.partition is None else shard(dataset, config.partition)
     console = Console(stderr=as_json)
     console.print(
         f"[bold]{config.method}[/] · {config.model} ({config.arch}) on {escape(data.name)}: {data.num_nodes:,} nodes, "
-        f"{data.graph.num_edges:,} edges, {int(data.train_mask.sum()):,} to train on"
-        + (f" ({escape(data.note)})" if data.note else "")
+        f"{data.num_edges:,} edges, {training(data):,} to train on" + (f" ({escape(data.note)})" if data.note else "")
     )
     if records and not resume:
         records.fresh("config.json", "metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
-        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)
+        records.drop(CHECKPOINTS)
         asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
         records.json("config.json", {**asked, **config.as_dict()})
+    team().wait()  # what the first cleared away is gone for all
     try:
         results = run_all(data, config, seeds, records, log_variance, every)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; `adahop train --resume {out}` goes on" if out else "") from None
+        goes_on = f"interrupted; `adahop train --resume {records.folder}` goes on" if records else ""
+        raise KeyboardInterrupt(goes_on) from None
     summary = summarise(dataset, data.metric, config, results)
     if records:
         records.json("result.json", summary)
-        shutil.rmtree(records.folder / CHECKPOINTS, ignore_errors=True)  # nothing is left to go on with
+        records.drop(CHECKPOINTS)  # nothing is left to go on with
     tell(summary, as_json)
 
 
@@ -131,6 +143,11 @@ def tell(summary: dict[str, Any], as_json: bool) -> None:
     show(Console(stderr=as_json), summary)
     if as_json:
         print(json.dumps(summary))
+
+
+def training(data: Any) -> int:
+    """Nodes to train on; of a part, those of all parts."""
+    return getattr(data, "training", None) or int(data.train_mask.sum())
 
 
 def method_options(texts: list[str]) -> dict[str, Any]:
@@ -165,7 +182,7 @@ def run_one(
     data: Any, config: Config, seed: int, records: Records | None, progress: Progress, log_variance: int = 0,
     every: str = "auto",
 ) -> Result:  # fmt: skip
-    steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs
+    steps = -(-training(data) // config.batch_size) * config.epochs
     task = progress.add_task(f"seed {seed}", total=steps)
 
     def note(row: dict[str, float]) -> None:
@@ -187,7 +204,7 @@ def run_one(
             progress.console.print(said, highlight=False)
 
     probe = Probe(data, every=log_variance, seed=seed, write=noise) if count(log_variance, 0, "log_variance") else None
-    kept = None if records is None else checkpoints(records, seed, every)
+    kept = None if records is None else checkpoints(records, seed, every, getattr(data, "rank", None))
     result = fit(data, config, seed=seed, on_epoch=note, on_step=tick, probe=probe, checkpoint=kept)
     progress.update(task, total=result.steps, completed=result.steps)
     assert result.model is not None

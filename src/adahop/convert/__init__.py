@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from adahop.checks import InputError, count, one_of
+from adahop.checks import InputError, KindError, count, flag, one_of
 from adahop.convert.mapped import check_folder, is_npz, to_folder
 from adahop.convert.parts import PARTS, Ids, read_splits
 from adahop.convert.sources import Raw, from_ogb, from_saved, from_tables
@@ -48,7 +48,7 @@ def convert(
     written whole or not at all. `mmap` writes a folder instead, whose arrays `load` maps instead of reading them, with
     the features prepared as "auto" says; `source` may then be a .npz, too.
     """
-    out = Path(out)
+    out = _check(source, out, undirected=undirected, mmap=mmap)
     if mmap:
         check_folder(out)
         if is_npz(source):
@@ -65,6 +65,16 @@ def convert(
     arrays = {**arrays, "meta": np.array(json.dumps(meta))}
     write_whole(out, lambda f: np.savez_compressed(f, **arrays))  # type: ignore[arg-type]
     return meta
+
+
+def _check(source: Any, out: Any, **flags: Any) -> Path:
+    """`out` as a path, once all are of their kind."""
+    for path in (out, *(source if isinstance(source, Sequence) and not isinstance(source, str) else [source])):
+        if not isinstance(path, str | Path):
+            raise KindError(f"`source` and `out` must be paths, got {type(path).__name__}")
+    for what, value in flags.items():
+        flag(value, what)
+    return Path(out)
 
 
 def _source(source: Any, names: bool, tell: Tell | None) -> tuple[Raw, Ids]:

@@ -144,9 +144,12 @@ def read_splits(where: Path, ids: Ids) -> dict[str, np.ndarray]:
 
 def _array(path: Path) -> Any:
     try:
-        return sp.load_npz(path).tocsr() if path.suffix == ".npz" else np.load(path, allow_pickle=False)
+        found = sp.load_npz(path).tocsr() if path.suffix == ".npz" else np.load(path, allow_pickle=False)
     except Exception as e:
         raise InputError(f"{path} must be a readable {path.suffix} file, got {type(e).__name__}: {e}") from None
+    if path.suffix == ".npy" and not isinstance(found, np.ndarray):
+        raise InputError(f"{path} must hold one array, got an archive of several")
+    return found
 
 
 def rows_of(path: Path, values: np.ndarray, n: int) -> np.ndarray:

@@ -29,11 +29,9 @@ class Oracle(Policy):
         self.asked = layer
         return Odds(edge=self.weight) if layer == self.layer else self.inner.odds(layer)
 
-    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
-        if layer != self.layer:
-            self.asked = layer
-            return self.inner.places(layer, dst, k, how, key)
-        return super().places(layer, dst, k, how, key)
+    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
+        self.asked = layer
+        return None if layer == self.layer else self.inner.places(layer, dst, k, how, key)
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
         return drawn if self.asked == self.layer else self.inner.scaled(dst, drawn)

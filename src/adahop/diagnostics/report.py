@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError, count
+from adahop.checks import InputError, KindError, count, fields, flag, function, of_kind, one_of
 from adahop.diagnostics.frozen import frozen, twin
 from adahop.diagnostics.gradient import gradient_variance
 from adahop.diagnostics.measure import Measured, measure
 from adahop.diagnostics.oracle import oracle
 from adahop.diagnostics.truth import Truth
+from adahop.graph import Graph
 from adahop.models import GNN
 from adahop.ops import layer as op
 from adahop.ops import random
@@ -58,7 +59,8 @@ def variance(
     ([1, 2], True)
     """
     check(model, sampler)
-    graph = sampler.graph if graph is None else graph
+    _wanted(data, seed, against, gradient)
+    graph = sampler.graph if graph is None else of_kind(graph, Graph, "graph")
     nodes = probe_nodes(data, 256, seed) if nodes is None else nodes
     with frozen(model):
         truth = Truth(model, graph, data.x, nodes)
@@ -73,9 +75,18 @@ def variance(
 def check(model: Any, sampler: Any) -> None:
     if not isinstance(model, GNN):
         raise InputError(f"`model` must be one of adahop.models, got {type(model).__name__}")
+    of_kind(sampler, Sampler, "sampler")
     if isinstance(sampler, SubgraphSampler):
         kind = type(sampler).__name__
         raise InputError(f"`sampler` must be node-wise or layer-wise, got {kind}, which draws subgraphs and no sums")
+
+
+def _wanted(data: Any, seed: int, against: Any, gradient: Any) -> None:
+    fields(data, ("x", "y", "train_mask"), "data")
+    count(seed, 0, "seed")
+    for word in of_kind(against, tuple, "against"):
+        one_of(word, ("uniform", "oracle"), "against")
+    flag(gradient, "gradient")
 
 
 def probe_nodes(data: Any, many: int, seed: int = 0) -> Tensor:
@@ -149,12 +160,16 @@ class Probe:
         gradient: bool = False,
         write: Callable[[dict[str, Any]], None] | None = None,
     ):
-        self.data, self.every, self.at = data, count(every, 0, "every"), frozenset(at)
+        _wanted(data, seed, against, gradient)
+        try:
+            self.data, self.every, self.at = data, count(every, 0, "every"), frozenset(at)
+        except TypeError:
+            raise KindError(f"`at` must hold steps, got {type(at).__name__}") from None
         self.nodes = probe_nodes(data, nodes, seed) if isinstance(nodes, int) else nodes
         count(repeats, 1, "repeats")
         self.options: dict[str, Any] = {"repeats": repeats, "seed": seed, "against": against, "gradient": gradient}
         self.rows: list[dict[str, Any]] = []
-        self.write = write
+        self.write = function(write, "write")
 
     def __call__(self, step: int, model: GNN, sampler: Sampler) -> None:
         if step not in self.at and not (self.every and step % self.every == 0):

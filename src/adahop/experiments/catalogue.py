@@ -25,6 +25,7 @@ class Experiment:
     """`folders` is where its cells are; one that measures nothing of its own looks at the tables' runs."""
 
     name: str
+    short: str
     title: str
     folders: tuple[str, ...]
     measure: str = "scores"
@@ -35,13 +36,15 @@ TABLES = ("table2", "table3")
 EXPERIMENTS = {
     e.name: e
     for e in (
-        Experiment("table2", "Table 2: GCN", ("table2",)),
-        Experiment("table3", "Table 3: attention", ("table3",)),
-        Experiment("convergence", "Convergence on validation", TABLES),
-        Experiment("sample-size", "Score and variance against sample size", ("sample-size",), "sample-size"),
-        Experiment("ogb", "ogbn-proteins with GeniePath", ("ogb",)),
-        Experiment("regret", "Variance over visits", ("regret",), "regret"),
-        Experiment("timing", "Seconds an epoch", TABLES, "timing", alone=True),
+        Experiment("table2", "Table 2", "Table 2: GCN", ("table2",)),
+        Experiment("table3", "Table 3", "Table 3: attention", ("table3",)),
+        Experiment("convergence", "Convergence", "Convergence on validation", TABLES),
+        Experiment(
+            "sample-size", "Sample size", "Score and variance against sample size", ("sample-size",), "sample-size"
+        ),
+        Experiment("ogb", "OGB", "ogbn-proteins with GeniePath", ("ogb",)),
+        Experiment("regret", "Regret", "Variance over visits", ("regret",), "regret"),
+        Experiment("timing", "Timing", "Seconds an epoch", TABLES, "timing", alone=True),
     )
 }
 

@@ -12,7 +12,11 @@ from adahop.experiments.stats import Paired, Summary, far, paired, scores, summa
 from adahop.experiments.store import Store
 
 NOT_RUN = "not run here"
-LABELS = {"ppi_rebuilt_labels": "PPI file (rebuilt labels)"}
+LABELS = {
+    "ppi": "PPI", "ppi_rebuilt_labels": "PPI file (rebuilt labels)", "blogcatalog_attr": "BlogCatalog",
+    "flickr_small_attr": "Flickr (small)", "coauthor_physics": "Physics", "amazon_computers": "Computers",
+    "ogbn-proteins": "ogbn-proteins",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def by_dataset(found: list[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def label(dataset: str) -> str:
-    return LABELS.get(dataset, dataset.replace("_attr", "").replace("_", " ").capitalize())
+    return LABELS.get(dataset, dataset.replace("_", " ").capitalize())
 
 
 def best(found: list[Outcome]) -> Outcome | None:
@@ -87,13 +91,13 @@ def against(top: Outcome, other: Outcome) -> Paired | None:
     return paired(scores(top.facts), scores(other.facts))
 
 
-def said(found: list[Outcome]) -> list[str]:
+def said(found: list[Outcome], numbers: bool = True) -> list[str]:
     """The highest mean against each of the others: who is behind, and who cannot be told apart."""
     top = best(found)
     if top is None:
         return []
     others = {o.cell.name: against(top, o) for o in found if o is not top and o.ours is not None}
-    return verdicts(top.cell.name, others)
+    return verdicts(top.cell.name, others, numbers)
 
 
 def title(name: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from adahop.checks import InputError
+from adahop.experiments.find import fetch
 from adahop.experiments.plan import Job, after_search, alone, finish
 from adahop.experiments.store import Store
 from adahop.experiments.work import Piece, Setting, one_thread, settle, work
@@ -27,7 +30,7 @@ class Board:
     def __init__(self, jobs: list[Job], workers: int):
         self.jobs, self.workers = jobs, workers
         self.running: dict[int, tuple[Job, Piece, float]] = {}
-        self.spent: list[float] = []
+        self.spent: dict[str, list[float]] = {}  # seconds of the pieces that are done, by data set
         self.screen = Console(stderr=True)
 
     def counts(self) -> tuple[int, int, int]:
@@ -39,10 +42,19 @@ class Board:
 
     def line(self) -> str:
         done, running, left = self.counts()
-        still = sum(job.left for job in self.jobs)
-        need = still * sum(self.spent) / max(len(self.spent), 1) / self.workers
-        when = f"about {need / 60:.0f} min still needed" if self.spent and still else ""
+        need = self.need()
+        when = f"about {max(1, math.ceil(need / 60))} min still needed" if need else ""
         return ", ".join(filter(None, [f"{done} cells done", f"{running} running", f"{left} left", when]))
+
+    def need(self) -> float:
+        """Seconds still needed, judged by the pieces of the same data set, or by all where there is none yet."""
+        every = [seconds for some in self.spent.values() for seconds in some]
+        if not every:
+            return 0.0
+        left: dict[str, int] = {}
+        for job in self.jobs:
+            left[job.cell.dataset] = left.get(job.cell.dataset, 0) + job.left
+        return sum(n * statistics.fmean(self.spent.get(name, every)) for name, n in left.items()) / self.workers
 
     def table(self) -> Table:
         table = Table("running", "", "seconds", title=self.line(), title_justify="left", box=None)
@@ -58,7 +70,7 @@ class Board:
             self.screen.print(f"{what} failed: {said['failed']}", highlight=False, markup=False, soft_wrap=True)
             print(said["traceback"], file=sys.stderr)
             return
-        self.spent.append(said["seconds"])
+        self.spent.setdefault(job.cell.dataset, []).append(said["seconds"])
         if not self.screen.is_terminal:
             scores = "".join(f" {key} {said[key]:.4f}" for key in ("test", "val") if key in said)
             print(f"{what}:{scores} in {said['seconds']:.1f} s; {self.line()}", file=sys.stderr, flush=True)
@@ -67,6 +79,8 @@ class Board:
 def run_all(jobs: list[Job], setting: Setting, renew: bool) -> None:
     """Every piece that waits. A piece that fails is told, the others go on; a cell's file is there once it is done."""
     store, board = Store(setting.out), Board(jobs, setting.jobs)
+    for name in {job.cell.dataset for job in jobs if job.waiting} if setting.download else ():
+        fetch(name, list(setting.folders), download=True)  # once, not by every worker
     live = Live(get_renderable=board.table, console=board.screen, refresh_per_second=2, transient=True)
     with live if board.screen.is_terminal else contextlib.nullcontext():
         for job in jobs:

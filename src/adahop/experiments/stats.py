@@ -54,7 +54,7 @@ def paired(one: dict[int, float], two: dict[int, float]) -> Paired | None:
     return Paired(mean, mean - reach, mean + reach, p, len(gaps))
 
 
-def verdicts(top: str, others: dict[str, Paired | None]) -> list[str]:
+def verdicts(top: str, others: dict[str, Paired | None], numbers: bool = True) -> list[str]:
     """What may be said of the highest mean against each of the others: a sentence for each kind of answer."""
     groups: dict[str, list[str]] = {}
     for name, test in others.items():
@@ -62,7 +62,8 @@ def verdicts(top: str, others: dict[str, Paired | None]) -> list[str]:
             groups.setdefault("has fewer than two seeds in common with, and cannot be compared to,", []).append(name)
             continue
         kind = "is ahead of" if test.low > 0 else "cannot be told apart from"
-        groups.setdefault(kind, []).append(f"{name} ({test.difference:+.4f}, {test.low:+.4f} to {test.high:+.4f})")
+        by = f" ({test.difference:+.4f}, {test.low:+.4f} to {test.high:+.4f})" if numbers else ""
+        groups.setdefault(kind, []).append(name + by)
     return [f"{top} {kind} {', '.join(names)}." for kind, names in groups.items()]
 
 

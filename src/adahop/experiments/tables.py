@@ -76,22 +76,27 @@ def _reached(run: dict[str, Any], times: dict[str, Any]) -> tuple[float, int, fl
 
 
 def sizes(console: Console, name: str, found: list[Outcome]) -> None:
-    """Score and second layer's relative variance, a column a k."""
+    """Score and last layer's relative variance, a column a k, a table an architecture."""
     for dataset, rows in by_dataset(found).items():
-        ks = sorted({o.cell.k for o in rows if o.cell.k is not None})
-        table = Table(
-            "method", *(f"k = {k}" for k in ks), title=f"{title(name)}, {label(dataset)}: test score (variance)"
-        )
-        lines: dict[str, dict[int | None, str]] = {}
-        for o in rows:
-            text = NOT_RUN
-            if o.facts is not None and o.ours is not None:
-                noise = [run["layers"][-1]["relative"] for run in o.facts["runs"] if run.get("layers")]
-                text = f"{o.ours.mean:.4f}" + (f" ({statistics.fmean(noise):.2g})" if noise else "")
-            lines.setdefault(o.cell.name, {})[o.cell.k] = text
-        for method, cells in lines.items():
-            table.add_row(method, *([cells[None]] if None in cells else [cells.get(k, "") for k in ks]))
-        console.print(table)
+        for arch in ("residual", "plain"):
+            mine = [o for o in rows if o.cell.settings.get("arch", "residual") == arch]
+            ks = sorted({o.cell.k for o in mine if o.cell.k is not None})
+            head = f"{title(name)}, {label(dataset)}, {arch}: test score (variance)"
+            table = Table("method", *(f"k = {k}" for k in ks), title=head)
+            lines: dict[str, dict[int | None, str]] = {}
+            for o in mine:
+                lines.setdefault(o.cell.name, {})[o.cell.k] = _with_noise(o)
+            for method, cells in lines.items():
+                table.add_row(method, *([cells[None]] if None in cells else [cells.get(k, "") for k in ks]))
+            if lines:
+                console.print(table)
+
+
+def _with_noise(o: Outcome) -> str:
+    if o.facts is None or o.ours is None:
+        return NOT_RUN
+    noise = [run["layers"][-1]["relative"] for run in o.facts["runs"] if run.get("layers")]
+    return f"{o.ours.mean:.4f}" + (f" ({statistics.fmean(noise):.2g})" if noise else "")
 
 
 def timing(console: Console, name: str, found: list[Outcome]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from adahop.checks import InputError, one_of
+from adahop.checks import InputError, one_of, room_for
 from adahop.models.base import GNN, Conv
 from adahop.models.gat import GAT, GATConv
 from adahop.models.gcn import GCN, SAGE, GCNConv, SAGEConv
@@ -25,7 +25,8 @@ def make(name: str, inputs: int, hidden: int, outputs: int, **options: Any) -> G
     for option in options:
         if option not in known:
             raise InputError(f"an option of model '{name}' must be one of {', '.join(known)}, got '{option}'")
-    return kind(inputs, hidden, outputs, **options)
+    with room_for(f"a {name} of width {hidden}"):
+        return kind(inputs, hidden, outputs, **options)
 
 
 def options_of(name: str) -> list[str]:

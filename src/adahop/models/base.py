@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
-from adahop.checks import InputError, between, count, one_of
+from adahop.checks import InputError, between, count, one_of, room_for
 from adahop.features import mapped
 from adahop.graph import Graph
 from adahop.memory import Memory, build
 from adahop.models.conv import Conv
 from adahop.models.first import can_sum_first, gathered, sum_first
-from adahop.models.whole import Rows, full_block, node_chunks
+from adahop.models.whole import Rows, check_whole, full_block, node_chunks
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -48,7 +48,7 @@ class GNN(nn.Module):
         super().__init__()
         self.arch = one_of(arch, ("plain", "residual"), "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
-        name = activation or ("tanh" if arch == "residual" else self.activation)
+        name = activation if activation is not None else ("tanh" if arch == "residual" else self.activation)
         self.bend = ACTIVATIONS[one_of(name, ACTIVATIONS, "activation")]
         inputs, hidden, outputs = (
             count(v, 1, w) for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
@@ -157,11 +157,13 @@ class GNN(nn.Module):
 
         Dropout then comes after the sum instead of before it: a dropped input would be noise the memory cannot know.
         """
+        check_whole(graph, x)
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
         heads = getattr(self.convs[0], "heads", 1)
-        self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
+        with room_for(f"the memory of estimator '{estimator}'"):
+            self.memories = build(estimator, kinds, graph, x, self.widths, dtype, heads)
         if any(m.draws for m in self.memories.values()):
             self._passing = False
             self.inference(graph, x)
@@ -177,29 +179,33 @@ class GNN(nn.Module):
     # --- the whole graph -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def inference(self, graph: Graph, x: Tensor, edges: int = 0) -> Tensor:
+    @room_for("a pass over every node")
+    def inference(self, graph: Graph, x: Tensor, edges: int = 0, parts: Any = None) -> Tensor:
         """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
-        Snapshots are taken on the way: the pass that evaluates a model also renews its memory.
+        Snapshots are taken on the way: the pass that evaluates a model also renews its memory. `parts`, where there are
+        several processes, names the `rows` of this one and makes the `whole` h that they need from everyone's.
         """
+        if parts is None:
+            check_whole(graph, x, edges)
         was, _ = self.training, self.eval()
         self.whole = True
         try:
+            low, high = (0, graph.num_nodes) if parts is None else parts.rows
             again = x.shape[1] <= self.widths[0]  # what x says is made anew, a piece at a time, instead of being held
-            h, state = self._encode_all(x, not again)
-            cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32))
+            h, state = self._encode_all(x[low:high], not again)
+            cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32), low, high)
             for layer, conv in enumerate(self.layers()):
-                memory = self.memory(layer)
-                if memory is not None:
-                    memory.refresh(h, conv, self._passing)
-                conv.ready = conv.prepare(h)
-                out, kept = Rows(len(h)), {}  # type: Rows, dict[str, Rows]
+                h = h if parts is None else parts.whole(h)
+                self._prepare(layer, conv, h)
+                out, kept = Rows(high - low), {}  # type: Rows, dict[str, Rows]
                 for a, b in cuts:
-                    given = {**(self.encode(x[a:b])[1] if again else {}), **{k: v[a:b] for k, v in state.items()}}
+                    held = {k: v[a - low : b - low] for k, v in state.items()}
+                    given = {**(self.encode(x[a:b])[1] if again else {}), **held}
                     part, carried = self.step(layer, h, h[a:b], given, full_block(graph, a, b))
-                    out.put(a, part)
+                    out.put(a - low, part)
                     for k in (k for k in given if carried[k] is not given[k]):
-                        kept.setdefault(k, Rows(len(h))).put(a, carried[k])
+                        kept.setdefault(k, Rows(high - low)).put(a - low, carried[k])
                 conv.ready = None
                 h, state = out.all, {**state, **{k: rows.all for k, rows in kept.items()}}
             if self.decoder is None:
@@ -213,6 +219,13 @@ class GNN(nn.Module):
             for conv in self.layers():
                 conv.ready = None
             self.train(was)
+
+    def _prepare(self, layer: int, conv: Conv, h: Tensor) -> None:
+        """Every node's h is at hand: the memory may have it, and what the sources bring along is made once."""
+        memory = self.memory(layer)
+        if memory is not None:
+            memory.refresh(h, conv, self._passing)
+        conv.ready = conv.prepare(h)
 
     def _encode_all(self, x: Tensor, whole: bool) -> tuple[Tensor, State]:
         """h of everyone, and with `whole` what they carry."""

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block, expand
+from adahop.checks import InputError, count, of_kind
 from adahop.graph import Graph
+
+
+def check_whole(graph: Graph, x: Tensor, edges: int = 0) -> None:
+    """A graph, and a row of features for each of its nodes."""
+    count(edges, 0, "edges")
+    of_kind(graph, Graph, "graph")
+    if of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point():
+        raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
 
 class Rows:
@@ -25,13 +34,13 @@ class Rows:
         self.all[a : a + len(part)] = part
 
 
-def node_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
-    """Ranges of nodes with about `edges` in-edges each."""
-    n = graph.num_nodes
-    cost = graph.indptr + torch.arange(n + 1, device=graph.device)
-    marks = torch.arange(0, int(cost[-1]) + edges, edges, device=graph.device)
-    cuts = sorted({*torch.searchsorted(cost, marks).clamp(max=n).tolist(), 0, n})
-    return list(pairwise(cuts)) or [(0, 0)]
+def node_chunks(graph: Graph, edges: int, low: int = 0, high: int | None = None) -> list[tuple[int, int]]:
+    """Ranges of the nodes low..high (all) with about `edges` in-edges each."""
+    n = graph.num_nodes if high is None else high
+    cost = graph.indptr[low : n + 1] + torch.arange(low, n + 1, device=graph.device)
+    marks = torch.arange(int(cost[0]), int(cost[-1]) + edges, edges, device=graph.device)
+    cuts = sorted({*(torch.searchsorted(cost, marks) + low).clamp(max=n).tolist(), low, n})
+    return list(pairwise(cuts)) or [(low, low)]
 
 
 def full_block(graph: Graph, a: int, b: int) -> Block:

@@ -71,7 +71,7 @@ def join(
     dst: Tensor, drawn: Drawn, indices: Tensor, eid: Tensor | None, weight: Tensor | None, scratch: Tensor,
     known: bool | None = None,
 ) -> Hop:  # fmt: skip
-    """Number the nodes of drawn edges as `relabel` does, and look the edges up. With `known`, scratch is as in `hop`."""
+    """Number the nodes of drawn edges as `relabel` does, and look the edges up. `known`: scratch is as in `hop`."""
     if fast(dst):
         return cpu_hop.join(dst, drawn, indices, eid, weight, scratch, known)
     pos, rows = drawn.pos, torch.arange(drawn.ptr.numel() - 1, device=dst.device)

@@ -29,10 +29,16 @@ class Policy(nn.Module):
     def odds(self, layer: int) -> Odds:
         return Odds()
 
-    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
-        """Draw for the targets: the odds are the policy's, the draw is the sampler's."""
-        g = self.graph
-        return ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds(layer), key)
+    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
+        """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to `odds`."""
+        return None
+
+    def draw(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
+        """The places drawn for the targets, with this policy's scale."""
+        drawn, g = self.places(layer, dst, k, how, key), self.graph
+        if drawn is None:
+            drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds(layer), key)
+        return self.scaled(dst, drawn)
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""

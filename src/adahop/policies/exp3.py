@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import InputError, between, one_of
+from adahop.checks import InputError, between, flag, one_of
 from adahop.graph import Graph
 from adahop.ops import Odds
 from adahop.policies.arms import Arms
@@ -62,7 +62,11 @@ class Exp3(Policy):
         self.step, self.eta, self.reward = step, eta, reward
         if horizon is not None:
             between(horizon, 1.0, 1e18, "horizon")
-        self.share_layers, self.horizon, self.memory = share_layers, horizon, between(memory, 0.0, 1.0, "memory")
+        self.share_layers, self.horizon, self.memory = (
+            flag(share_layers, "share_layers"),
+            horizon,
+            between(memory, 0.0, 1.0, "memory"),
+        )
         states = 1 if share_layers else layers
         n = graph.num_nodes
         self.arms = Arms(graph, states)

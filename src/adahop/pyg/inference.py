@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from adahop.checks import InputError, KindError, count
+from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
 from adahop.pyg.wrap import scale_of
 
@@ -35,7 +35,10 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
     """
     if type(data).__name__ == "HeteroData":
         raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
+    fields(data, ("edge_index",), "data")
     count(batch_size, 1, "batch_size")
+    if device is not None:
+        device_of(device)
     if isinstance(getattr(model, "graph", None), tuple) and hasattr(model, "inference"):  # of adahop.models
         graph = data.graph if isinstance(getattr(data, "graph", None), Graph) else Graph.from_data(data)
         ours: Any = model

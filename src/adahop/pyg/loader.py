@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader.utils import filter_data
 
 from adahop.block import Block
-from adahop.checks import InputError, count, node_ids, one_of
+from adahop.checks import InputError, KindError, count, flag, function, node_ids, one_of
 from adahop.graph import Graph
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
@@ -79,8 +79,11 @@ class AdaptiveNeighborLoader(Learner):
             self.sampler = fitting(sampler, graph)
         self.nodes = _inputs(input_nodes, graph.num_nodes)
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
-        self.subgraph = _subgraph(subgraph_type if directed else "induced", disjoint)
-        self.shuffle, self.drop_last, self.disjoint, self.transform = shuffle, drop_last, disjoint, transform
+        self.subgraph = _subgraph(
+            subgraph_type if flag(directed, "directed") else "induced", flag(disjoint, "disjoint")
+        )
+        self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
+        self.disjoint, self.transform = disjoint, function(transform, "transform")
         self._place, self._degree = unplaced(graph.num_nodes), gcn_degree(graph)
         self._epoch, self._taken, self._waiting = 0, 0, []  # type: int, int, list[Future]
         self._resumed: dict[str, Any] | None = None
@@ -195,6 +198,8 @@ class AdaptiveNeighborLoader(Learner):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a `state_dict` of a loader over the same data with the same options."""
+        if not isinstance(state, dict) or not {"sampler", "epoch", "taken", "ahead", "pending"} <= state.keys():
+            raise KindError(f"`state` must be the `state_dict` of such a loader, got {type(state).__name__}")
         self.sampler.load_state_dict(state["sampler"])
         self._epoch, self._taken, self._waiting = state["epoch"], state["taken"], []
         pending = [([Block(*b) for b in blocks], energy) for blocks, energy in state["pending"]]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from adahop.checks import InputError, KindError, one_of
+from adahop.checks import InputError, KindError, flag, one_of
 from adahop.graph import Graph
 from adahop.methods import METHODS, OTHER, make
 from adahop.samplers import NeighborSampler
@@ -84,6 +84,7 @@ def node_sampler(
         fit = [m.name for m in served if "policy" in m.options and m.estimator == "plain"]
         raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
     if replace is not None:
+        flag(replace, "replace")
         own = str(options.get("draw", preset.options.get("draw", "multinomial")))
         options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
     sampler = make(method, graph, list(num_neighbors)[::-1], seed=seed, **options)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import InputError, KindError, as_tensor, count, node_ids
+from adahop.checks import InputError, KindError, as_tensor, count, flag, node_ids
 from adahop.graph import Graph
 from adahop.ops import random
 
@@ -26,6 +26,8 @@ class Sampler(nn.Module):
 
     feedback = "energy"  # the number it learns from, see `watch`
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
+    exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
+    salt: tuple[int, ...] = ()  # sets the random streams of one process apart from another's
     step: Tensor
     epochs: Tensor
 
@@ -45,7 +47,7 @@ class Sampler(nn.Module):
         """The nodes in batches, in an order that the seed and the number of the epoch alone decide."""
         nodes = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
         size = count(batch_size, 1, "batch_size")
-        if shuffle:
+        if flag(shuffle, "shuffle"):
             nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
         yield from nodes.split(size) if nodes.numel() else ()
@@ -68,6 +70,12 @@ class Sampler(nn.Module):
 
     def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
         """Learn from one number an edge of each block: the squared norm of its message."""
+        if not all(isinstance(given, list | tuple) for given in (blocks, energy)) or not all(
+            isinstance(b, Block) for b in blocks
+        ):
+            raise KindError(
+                f"`blocks` and `energy` must be lists, got {type(blocks).__name__}, {type(energy).__name__}"
+            )
         if len(energy) != len(blocks):
             raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
         given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
@@ -76,10 +84,13 @@ class Sampler(nn.Module):
                 raise InputError(
                     f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
                 )
+        drawn = list(blocks)
+        if self.exchange is not None:
+            drawn, given = self.exchange(self, drawn, given)
         if self._pending is not None:
-            self._pending.append((list(blocks), given))
+            self._pending.append((drawn, given))
         else:
-            self.learn(list(blocks), given)
+            self.learn(drawn, given)
 
     def penalty(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> Tensor | float:
         """What joins the loss; 0 for all but samplers trained through it."""
@@ -105,7 +116,7 @@ class Sampler(nn.Module):
 
     def key(self, layer: int) -> int:
         """The name of this step's random stream for a layer."""
-        return random.key(self.seed, int(self.step), layer)
+        return random.key(self.seed, int(self.step), layer, *self.salt)
 
     def stream(self, layer: int) -> random.Stream:
         """The same, for kernels: the step stays on the device."""

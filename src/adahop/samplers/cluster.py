@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block
-from adahop.checks import between, count
+from adahop.checks import between, count, flag
 from adahop.graph import Graph
 from adahop.ops import random, reference, segment_sum
 from adahop.samplers.base import EPOCH
@@ -62,7 +62,7 @@ class ClusterGCN(SubgraphSampler):
         """All nodes of `clusters` clusters a batch."""
         count(batch_size, 1, "batch_size")
         busy = self.part[self.remember(nodes)].unique()
-        if shuffle:
+        if flag(shuffle, "shuffle"):
             busy = random.shuffled(busy, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
         for some in busy.split(self.clusters) if busy.numel() else ():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import between, one_of
+from adahop.checks import between, flag, one_of
 from adahop.graph import Graph
 from adahop.ops import layer as op
 from adahop.ops import segment_sum
@@ -29,7 +29,7 @@ class LayerSampler(Sampler):
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, draw: str = "systematic", inner: bool = True):
         super().__init__(graph, sizes, seed)
-        self.how, self.inner = one_of(draw, ops.DRAWS, "draw"), bool(inner)
+        self.how, self.inner = one_of(draw, ops.DRAWS, "draw"), flag(inner, "inner")
 
     def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
         raise NotImplementedError

@@ -70,24 +70,26 @@ class NeighborSampler(Sampler):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
+            k = self.many(layer, dst, weighs)
+            drawn = self.policy.places(layer, dst, k, self.how, self.key(layer))
+            if drawn is None:
+                block, known = self.hop(layer, dst, k, known), True
+            else:
+                if known:
+                    ops.forget(dst, self._scratch)
+                block, known = self.block(dst, self.policy.scaled(dst, drawn)), False
             blocks.append(block)
-            weighs = passed_down(block, weighs, self.graph) if self.budget else weighs
-            dst, known = block.n_id, True
+            dst, weighs = block.n_id, passed_down(block, weighs, self.graph) if self.budget else weighs
         if known:
             ops.forget(dst, self._scratch)
         return blocks[::-1]
 
     def hop(self, layer: int, dst: Tensor, k: Tensor, known: bool) -> Block:
         """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
-        g, policy, key = self.graph, self.policy, self.key(layer)
-        if type(policy).places is Policy.places:
-            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, policy.odds(layer), key,
-                          self._scratch, known)  # fmt: skip
-        else:
-            drawn = policy.places(layer, dst, k, self.how, key)
-            hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
-        return as_block(dst, hop._replace(drawn=policy.scaled(dst, hop.drawn)))
+        g = self.graph
+        hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, self.policy.odds(layer),
+                      self.key(layer), self._scratch, known)  # fmt: skip
+        return as_block(dst, hop._replace(drawn=self.policy.scaled(dst, hop.drawn)))
 
     def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""

@@ -1,0 +1,64 @@
+"""`adahop partition`: a data set cut into parts, one a process; and the part of a rank of `adahop train`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adahop.checks import InputError
+from adahop.cli import app
+from adahop.datasets import load
+from adahop.distributed import Shard, launched, team, write_shards
+from adahop.mapped import manifest
+from adahop.mapped.folder import MANIFEST
+
+
+@app.command()
+def partition(
+    dataset: Annotated[str, typer.Argument(help="A name of `adahop list`, a file, or a folder of `convert --mmap`.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The folder to write.")],
+    parts: Annotated[int, typer.Option(help="How many: one for each process.")] = 2,
+    how: Annotated[str, typer.Option(help="range: nodes as they are numbered; metis: neighbours together.")] = "metis",
+) -> None:
+    """Cut a data set into parts, each with its nodes' in-edges, features and labels, for `adahop train --partition`."""
+    data = load(dataset)
+    cuts = write_shards(data, out, parts, how)
+    sizes = ", ".join(f"{b - a:,}" for a, b in pairwise(cuts))
+    print(f"{out}: {data.num_nodes:,} nodes, {data.graph.num_edges:,} edges in parts of {sizes} nodes, cut by {how}")
+
+
+def shard(dataset: str, how: str) -> Shard:
+    """This rank's part. What is not a folder yet is cut first, by a process of its own: no rank holds the whole."""
+    if not launched():
+        raise InputError(f"`partition` must be left out for one process, or torchrun must start several, got {how}")
+    home, here = Path(dataset).expanduser(), team()
+    if not ((home / MANIFEST).is_file() and (how == "range" or "bounds" in manifest(home)[1])):
+        home = _kept(dataset, how, here.size)
+        said = ""
+        if here.rank == 0 and not home.exists():
+            home.parent.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "adahop", "partition", dataset, "-o", str(home)]
+            done = subprocess.run(
+                [*command, "--parts", str(here.size), "--how", how], capture_output=True, text=True, check=False
+            )
+            said = done.stderr.strip().splitlines()[-1].removeprefix("adahop: ") if done.returncode else ""
+        here.wait()
+        if not home.exists():
+            raise InputError(said or f"{home} must be there once the first rank has written it, got nothing")
+    return Shard(home, here.rank, here.size, how)
+
+
+def _kept(dataset: str, how: str, parts: int) -> Path:
+    """Where the parts of a data set lie; a file that has changed since has another place."""
+    file = Path(dataset).expanduser()
+    stamp = f"{file.stat().st_mtime_ns} {file.stat().st_size} {file.resolve()}" if file.is_file() else dataset
+    name = hashlib.blake2b(f"{stamp} {how} {parts}".encode(), digest_size=8).hexdigest()
+    cache = Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop")
+    return cache / "shards" / f"{how}-{parts}-{name}"

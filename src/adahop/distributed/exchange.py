@@ -1,0 +1,94 @@
+"""What ranks with equal state tell each other, so that it stays equal: drawn edges with their energies, rows of h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block, expand
+from adahop.distributed.peers import Peers
+from adahop.ops import Drawn
+from adahop.samplers import Sampler
+
+
+def learns(sampler: Sampler) -> bool:
+    """Whether its state depends on what it is told."""
+    told = type(sampler).learn is not Sampler.learn
+    return told and bool(getattr(getattr(sampler, "policy", None), "learns", True))
+
+
+class Updates:
+    """Joins all ranks' blocks into the block that one process would have drawn; every rank then learns from it.
+
+    Sent for an edge: its place in the CSR, probability, scale and energy; for a target: its id and how many edges.
+    Policies move running means and clip, so what they would add is no plain sum; what they add it from is, and the
+    ranks' order is fixed, so all hold the same bits afterwards. A target drawn by two ranks drew the same edges (its
+    random numbers are its own) and counts once, as it does in one process: the first rank's energies are taken.
+    """
+
+    def __init__(self, peers: Peers):
+        self.peers = peers
+
+    def __call__(self, sampler: Sampler, blocks: list[Block], energy: list[Tensor]) -> tuple[list[Block], list[Tensor]]:
+        g = sampler.graph
+        node = torch.int32 if g.num_nodes < 2**31 else torch.int64
+        place = torch.int32 if g.num_edges < 2**31 else torch.int64
+        sent: list[Tensor] = []
+        for b, e in zip(blocks, energy, strict=True):
+            dst = b.n_id[: b.num_dst].to(node)
+            sent += [dst, b.ptr.diff().to(torch.int32), b.pos.to(place), b.prob, b.scale, e]
+        everyone = self.peers.gather(sent)
+        out, told = [], []
+        for layer in range(len(blocks)):
+            parts = [torch.cat([theirs[6 * layer + i] for theirs in everyone]) for i in range(6)]
+            block, e = _joined(sampler, *parts)
+            out.append(block)
+            told.append(e)
+        return out, told
+
+
+def _joined(sampler: Sampler, dst: Tensor, many: Tensor, pos: Tensor, prob: Tensor, scale: Tensor, energy: Tensor):
+    row = expand(torch.cat([many.new_zeros(1), many.cumsum(0)]), pos.numel())
+    first = first_seen(dst)
+    kept = first[row]
+    ptr = torch.cat([many.new_zeros(1, dtype=torch.long), many[first].long().cumsum(0)])
+    drawn = Drawn(ptr, pos[kept].long(), prob[kept], scale[kept])
+    return sampler.block(dst[first].long(), drawn), energy[kept]
+
+
+def first_seen(ids: Tensor) -> Tensor:
+    """[n] whether the id comes here for the first time."""
+    order = torch.argsort(ids, stable=True)
+    new = torch.ones_like(order, dtype=torch.bool)
+    new[1:] = ids[order][1:] != ids[order][:-1]
+    return torch.empty_like(new).index_copy_(0, order, new)
+
+
+class Histories:
+    """Rows of h that a rank has seen in this step go to all: every rank keeps the whole history, and the same one.
+
+    Rows are written in the order of the ranks, so where two saw one node the last counts, everywhere.
+    """
+
+    def __init__(self, peers: Peers, model: Any):
+        self.peers = peers
+        told = [m for m in model.memories.values() if hasattr(m, "history")]
+        self.memories = [m for m in told if getattr(m, "kind", "history") == "history"]  # a snapshot is made by all
+        for memory in self.memories:
+            memory.history.seen = []
+
+    def exchange(self) -> None:
+        if not self.memories:
+            return
+        sent = []
+        for memory in self.memories:
+            memory.settle()
+            history, (seen, memory.history.seen) = memory.history, (memory.history.seen, [])
+            none = (torch.zeros(0, dtype=torch.long, device=history.value.device), history.value[:0])
+            n_id, rows = (torch.cat(t) for t in zip(none, *seen, strict=True))
+            sent += [n_id, rows.float()]
+        for theirs in self.peers.gather(sent):
+            for memory, n_id, rows in zip(self.memories, theirs[::2], theirs[1::2], strict=True):
+                memory.history.value[n_id] = rows.to(memory.history.value.dtype)

@@ -1,0 +1,211 @@
+"""Partitioned training: draws and features are asked of the rank that owns a node; none has the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block, expand
+from adahop.checks import InputError
+from adahop.distributed.exchange import first_seen, learns
+from adahop.distributed.peers import Peers
+from adahop.distributed.shard import Shard
+from adahop.distributed.teams import Team
+from adahop.ops import Drawn, random, reference
+from adahop.samplers import NeighborSampler, Sampler
+from adahop.samplers.base import EPOCH
+
+
+class Asked:
+    """Ids, sorted by the rank that owns them: each owner hears which are asked of it."""
+
+    def __init__(self, peers: Peers, bounds: Tensor, ids: Tensor):
+        owner = torch.bucketize(ids, bounds[1:-1], right=True)
+        self.peers, self.order = peers, torch.argsort(owner, stable=True)
+        self.many = torch.bincount(owner, minlength=peers.size).tolist()
+        theirs = peers.swap([[part] for part in ids[self.order].split(self.many)])
+        self.theirs = [part for (part,) in theirs]  # what each rank asks of this one
+
+    def rows(self, own: Tensor, low: int) -> Tensor:
+        """own[id - low] of every id, in the order they were given."""
+        got = self.peers.swap([[own[ids - low]] for ids in self.theirs])
+        rows = torch.cat([part for (part,) in got])
+        return torch.empty_like(rows).index_copy_(0, self.order, rows)
+
+
+class Remote:
+    """Rows of all nodes, each kept by its owner: `rows[n_id]` asks for them. Every rank must ask, be it for none."""
+
+    def __init__(self, peers: Peers, shard: Shard, own: Tensor, length: int):
+        self.peers, self.shard, self.own, self.length = peers, shard, own, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, n_id: Tensor) -> Tensor:
+        return Asked(self.peers, self.shard.bounds, n_id).rows(self.own, self.shard.low)
+
+
+class Own:
+    """Rows of this part's nodes by global id; seeds are always a rank's own."""
+
+    def __init__(self, shard: Shard, own: Tensor, length: int):
+        self.low, self.own, self.length = shard.low, own, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, n_id: Tensor) -> Tensor:
+        return self.own[n_id - self.low]
+
+
+class PartedSampler(Sampler):
+    """Node-wise sampling over shards: a target's owner draws for it, with its own policy state, and learns from it.
+
+    Blocks have global node ids; `pos` is the edge's place among the answers of the step. Batches are those of one
+    process with the same seed; each rank takes the seeds that it owns, be they many or none.
+    """
+
+    def __init__(self, inner: NeighborSampler, shard: Shard, peers: Peers):
+        super().__init__(inner.graph, inner.sizes, inner.seed)
+        self.inner, self.shard, self.peers = inner, shard, peers
+        self.salt = (peers.rank,)
+        self.kept: dict[int, tuple[list[int], list[int], Tensor, Drawn]] = {}
+
+    @property
+    def feedback(self) -> str:  # type: ignore[override]
+        return self.inner.feedback
+
+    def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
+        """This rank's seeds of one process's batches; all are told a random number a seed, to find where those end."""
+        before = [int(many[0]) for (many,) in self.peers.gather([torch.tensor([nodes.numel()])])]
+        mark = torch.arange(nodes.numel()) + sum(before[: self.peers.rank])  # the place among all ranks' nodes
+        if shuffle:
+            mark = random.bits(random.key(self.seed, EPOCH, int(self.epochs)), mark, 0)
+        self.epochs += 1
+        everyone = torch.cat([theirs for (theirs,) in self.peers.gather([mark])]).sort().values
+        ends = everyone[batch_size - 1 :: batch_size].contiguous()
+        order = torch.argsort(mark, stable=True)
+        cuts = [0, *torch.searchsorted(mark[order], ends, right=True).tolist()]
+        for s in range(-(-sum(before) // batch_size)):
+            yield nodes[order[cuts[s] : cuts[s + 1] if s + 1 < len(cuts) else None]] + self.shard.low
+
+    @torch.no_grad()
+    def sample(self, seeds: Any) -> list[Block]:
+        blocks = self.draw(seeds)
+        self.step += 1
+        return blocks
+
+    def draw(self, seeds: Tensor) -> list[Block]:
+        dst, blocks = seeds, []
+        for layer in reversed(range(len(self.sizes))):
+            blocks.append(self._ask(layer, dst))
+            dst = blocks[-1].n_id
+        return blocks[::-1]
+
+    def _ask(self, layer: int, dst: Tensor) -> Block:
+        asked = Asked(self.peers, self.shard.bounds, dst)
+        answers = self.peers.swap(self._answer(layer, asked))
+        many, src, e_id, weight, prob, scale = (torch.cat(t) for t in zip(*answers, strict=True))
+        many = many.long()
+        self.kept[layer][1].extend(a[1].numel() for a in answers)
+        start = many.cumsum(0) - many
+        count, begin = torch.empty_like(many), torch.empty_like(many)
+        count[asked.order], begin[asked.order] = many, start
+        row, place = reference.spans(begin, count)
+        n_id, local = reference.relabel(dst, src[place])
+        ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        e_id, weight, prob, scale = (t[place] for t in (e_id, weight, prob, scale))
+        return Block(n_id, dst.numel(), torch.stack([local, row]), e_id, weight, prob, scale, ptr, place)
+
+    def _answer(self, layer: int, asked: Asked) -> list[list[Tensor]]:
+        """Draw for the own nodes that others (and this rank) asked for; what was drawn is kept, to be learnt from."""
+        g, policy = self.graph, self.inner.policy
+        dst = torch.cat(asked.theirs) - self.shard.low
+        k = torch.tensor([self.sizes[layer]])
+        drawn = policy.draw(layer, dst, k, self.inner.how, self.key(layer))
+        cuts = drawn.ptr[torch.tensor([0, *(part.numel() for part in asked.theirs)]).cumsum(0)].diff().tolist()
+        self.kept[layer] = cuts, [], dst, drawn
+        src = self.shard.ids(g.indices[drawn.pos])
+        e_id = self.shard.edge_ids(drawn.pos if g.eid is None else g.eid[drawn.pos].long())
+        weight = torch.ones_like(drawn.scale) if g.weight is None else g.weight[drawn.pos]
+        edges = [t.split(cuts) for t in (src, e_id, weight, drawn.prob, drawn.scale)]
+        many = drawn.ptr.diff().int().split([part.numel() for part in asked.theirs])
+        return [list(part) for part in zip(many, *edges, strict=True)]
+
+    @torch.no_grad()
+    def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
+        """Energies go back to the owners; a target that two ranks drew drew alike, and the first counts."""
+        if not learns(self.inner):
+            return
+        sent = [torch.empty_like(e).index_copy_(0, b.pos, e) for b, e in zip(blocks, energy, strict=True)]
+        parts = [e.split(self.kept[layer][1]) for layer, e in enumerate(sent)]
+        theirs = self.peers.swap([list(part) for part in zip(*parts, strict=True)])
+        for layer in range(len(blocks)):
+            _, _, dst, drawn = self.kept[layer]
+            told = torch.cat([part[layer] for part in theirs])
+            first = first_seen(dst)
+            edge = first[expand(drawn.ptr, drawn.pos.numel())]
+            ptr = torch.cat([drawn.ptr[:1], drawn.ptr.diff()[first].cumsum(0)])
+            own = Drawn(ptr, drawn.pos[edge], drawn.prob[edge], drawn.scale[edge])
+            self.inner.policy.update(layer, self.inner.block(dst[first], own), told[edge])
+
+
+class Halo:
+    """A part's rows of h, and those of its halo from their owners: what its in-edges need."""
+
+    def __init__(self, peers: Peers, shard: Shard):
+        self.rows, self.shard = (0, shard.high - shard.low), shard
+        self.asked = Asked(peers, shard.bounds, shard.halo)
+
+    def whole(self, h: Tensor) -> Tensor:
+        return torch.cat([h, self.asked.rows(h, self.shard.low)])
+
+
+class PartedTeam(Team):
+    """Ranks that own a part each: seeds, draws, features and policy state of a node are its owner's business."""
+
+    def __init__(self, shard: Shard):
+        super().__init__()
+        self.shard = shard
+        self.halo: Halo | None = None
+
+    def allow(self, estimator: str) -> None:
+        if estimator != "plain":
+            raise InputError(f"`estimator` must be plain with `partition`, as memories hold all nodes, got {estimator}")
+
+    def adopt(self, sampler: Sampler) -> Sampler:
+        if not isinstance(sampler, NeighborSampler) or sampler.budget:
+            kinds = "a node-wise method without `budget`: graphsage, bs, bs.m, thanos, thanos.m or adahop"
+            raise InputError(f"`method` must be {kinds} with `partition`, got {type(sampler).__name__}")
+        return PartedSampler(sampler, self.shard, self.peers)
+
+    def source(self, data: Any, sampler: Sampler) -> Any:
+        n = sampler.graph.num_nodes
+        return _Rows(Remote(self.peers, self.shard, data.x, n), Own(self.shard, data.y, n))
+
+    def share(self, run: Any) -> None:
+        run.loader.prefetch = 0  # a thread's calls to others would mix with the step's
+        self._reseed(run)
+
+    def least(self, step: int) -> int:
+        return min(int(theirs[0]) for theirs in self.peers.gather([torch.tensor([step])]))
+
+    def agreed(self, due: bool) -> bool:
+        return self.peers.total(due and self.rank == 0)[0] > 0
+
+    def settle(self) -> None:
+        """Nothing is held twice."""
+
+    def parts(self, graph: Any) -> Any:
+        if self.halo is None:
+            self.halo = Halo(self.peers, self.shard)
+        return self.halo
+
+
+class _Rows:
+    def __init__(self, x: Any, y: Any):
+        self.x, self.y = x, y

@@ -1,0 +1,148 @@
+"""Peers: the processes of one training, and the few ways they talk. Every call is made by all, in one order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adahop.checks import InputError
+
+KINDS = (torch.int32, torch.int64, torch.float32, torch.float64, torch.bool)
+TIMEOUT = timedelta(minutes=30)  # of one call: an evaluation may take long; a dead rank is found sooner, see `heart`
+
+
+def launched() -> bool:
+    """Whether torchrun, or whoever speaks its language, started several processes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def join(device: str = "cpu") -> None:
+    """Meet the other processes: gloo between CPUs, NCCL between GPUs. Once, before anything is shared."""
+    if dist.is_initialized():
+        return
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise InputError(f"{name} must be set for several processes, as torchrun does, got none")
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself, else by rank 0
+    store = meeting(TIMEOUT, first=rank == 0 and not hosted)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def meeting(timeout: timedelta, first: bool = False) -> dist.Store:
+    """The meeting point of this start of the job: after a restart, what was said before it must not be heard."""
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*where, is_master=first, timeout=timeout, wait_for_workers=False)
+    return dist.PrefixStore(f"adahop/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Peers:
+    """Rank, size, and collective calls that count their bytes; `sent` is what this rank handed to the network."""
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.sent, self.received = dist.get_rank(), dist.get_world_size(), 0, 0
+
+    def total(self, *numbers: float) -> list[float]:
+        """Sums over the ranks, in float64."""
+        t = torch.tensor(numbers, dtype=torch.double)
+        dist.all_reduce(t)
+        self._count(t.numel() * 8, t.numel() * 8)
+        return t.tolist()
+
+    def average(self, grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
+        """The mean of each gradient over the ranks that have one; None where none has."""
+        flat = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(grads, like, strict=True)]
+        here = torch.tensor([float(g is not None) for g in grads], device=flat[0].device)
+        whole = torch.cat([*flat, here])
+        dist.all_reduce(whole)
+        self._count(whole.numel() * 4, whole.numel() * 4)
+        parts = whole[: -len(here)].split([p.numel() for p in like])
+        many = whole[-len(here) :].tolist()
+        return [(t / n).view_as(p) if n else None for t, n, p in zip(parts, many, like, strict=True)]
+
+    def gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Everyone's tensors, a list a rank: the same number and kinds on every rank, any length of the first side."""
+        packed, shape = _pack(tensors)
+        sizes = [torch.empty_like(shape) for _ in range(self.size)]
+        dist.all_gather(sizes, shape)
+        most = max(int(s[0]) for s in sizes)
+        if packed.numel() < most:
+            packed = torch.cat([packed, packed.new_zeros(most - packed.numel())])
+        got = [torch.empty_like(packed) for _ in range(self.size)]
+        if most:
+            dist.all_gather(got, packed)
+        self._count((most + shape.numel() * 8) * (self.size - 1), (most + shape.numel() * 8) * (self.size - 1))
+        return [_unpack(flat, s, tensors) for flat, s in zip(got, sizes, strict=True)]
+
+    def swap(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """parts[r] goes to rank r; returns what each rank sent here. All parts have the same kinds of tensors."""
+        packed = [_pack(part) for part in parts]
+        shapes = [s for _, s in packed]
+        theirs = [torch.empty_like(s) for s in shapes]
+        _all_to_all(theirs, shapes)
+        got = [packed[0][0].new_empty(int(s[0])) for s in theirs]
+        _all_to_all(got, [flat for flat, _ in packed])
+        others = [r for r in range(self.size) if r != self.rank]
+        head = shapes[0].numel() * 8
+        self._count(sum(packed[r][0].numel() + head for r in others), sum(got[r].numel() + head for r in others))
+        return [_unpack(flat, s, parts[0]) for flat, s in zip(got, theirs, strict=True)]
+
+    def tell(self, value: Any, rank: int = 0) -> Any:
+        """A plain value of one rank, to all."""
+        box = [value]
+        dist.broadcast_object_list(box, src=rank)
+        return box[0]
+
+    def wait(self) -> None:
+        self.total(0.0)
+
+    def _count(self, sent: int, received: int) -> None:
+        self.sent, self.received = self.sent + sent, self.received + received
+
+
+def _all_to_all(out: list[Tensor], given: list[Tensor]) -> None:
+    """One flat exchange with uneven parts, which gloo and NCCL both know."""
+    flat, into = torch.cat(given), torch.cat(out)
+    dist.all_to_all_single(into, flat, [t.numel() for t in out], [t.numel() for t in given])
+    at = 0
+    for t in out:
+        t.copy_(into[at : at + t.numel()])
+        at += t.numel()
+
+
+def _pack(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """All bytes in one row, and [bytes, lengths of the first side]."""
+    assert all(t.dtype in KINDS for t in tensors)
+    flat = [t.contiguous().view(-1).view(torch.uint8) if t.numel() else _nothing(t) for t in tensors]
+    # every tensor begins at a multiple of 8: a view as int64 must be aligned
+    padded = [torch.nn.functional.pad(f, (0, -f.numel() % 8)) for f in flat]
+    lengths = [t.shape[0] for t in tensors]
+    whole = torch.cat(padded)
+    return whole, torch.tensor([whole.numel(), *lengths])
+
+
+def _nothing(t: Tensor) -> Tensor:
+    return torch.zeros(0, dtype=torch.uint8, device=t.device)
+
+
+def _unpack(flat: Tensor, shape: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    out, at = [], 0
+    for t, n in zip(like, shape[1:].tolist(), strict=True):
+        size = n * torch.Size(t.shape[1:]).numel() * t.element_size()
+        out.append(flat[at : at + size].view(t.dtype).view(n, *t.shape[1:]))
+        at += size + -size % 8
+    return out

@@ -1,0 +1,159 @@
+"""Shards: a data set cut by nodes, each part with its in-edges, features and labels; and one rank's own part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.checks import InputError, count, one_of
+from adahop.graph import Graph
+from adahop.mapped import Folder, read
+from adahop.mapped.graph import save as save_graph
+from adahop.ops import reference
+from adahop.samplers.partition import partition
+
+HOW = ("range", "metis")
+SPLITS = ("train", "val", "test")
+ABOUT = ("name", "classes", "metric", "note")
+
+
+def write(data: Any, out: str | Path, parts: int, how: str) -> list[int]:
+    """A folder of the data set whose nodes are numbered part after part; returns the first node of each, and the end.
+
+    "range" leaves the numbers as they are and cuts them where each part has about the same bytes; "metis" keeps
+    neighbours together. `load` takes the folder as well: it is a data set like others.
+    """
+    one_of(how, HOW, "partition")
+    n = data.graph.num_nodes
+    if not 1 <= count(parts, 1, "parts") <= n:
+        raise InputError(f"`parts` must be no more than the {n} nodes, got {parts}")
+    graph, order = data.graph, torch.arange(n)
+    if how == "metis":
+        part = partition(graph, parts)
+        order = torch.argsort(part, stable=True)
+        cuts = [0, *torch.bincount(part, minlength=parts).cumsum(0).tolist()]
+        graph = renumbered(graph, order)
+    else:
+        cuts = bounds(graph.indptr, data.x.shape[1], parts)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(n)
+    meta = {**{k: getattr(data, k, None) for k in ABOUT}, "partition": how, "bounds": cuts}
+    with Folder(out, meta) as folder:
+        save_graph(graph, folder)
+        folder.save("original", order)
+        for name in ("x", "y"):
+            rows = getattr(data, name)
+            whole = folder.array(name, rows[:0].numpy().dtype, tuple(rows.shape))
+            for a in range(0, n, 1 << 14):
+                whole[a : a + (1 << 14)] = rows[order[a : a + (1 << 14)]].numpy()
+        for name in SPLITS:
+            folder.save(f"{name}_idx", place[getattr(data, f"{name}_mask").nonzero().flatten()].sort().values)
+    return cuts
+
+
+def bounds(indptr: Tensor, width: int, parts: int) -> list[int]:
+    """Ranges of nodes whose edges, features and state take about the same memory."""
+    n = indptr.numel() - 1
+    cost = indptr * 16 + torch.arange(n + 1) * (4 * width + 48)
+    cuts = torch.searchsorted(cost, int(cost[-1]) * torch.arange(parts + 1) // parts).clamp(max=n).tolist()
+    return [0, *cuts[1:-1], n]
+
+
+def renumbered(g: Graph, order: Tensor) -> Graph:
+    """The graph with node order[i] as node i; edges keep their ids."""
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel())
+    many = g.degree()[order]
+    _, old = reference.spans(g.indptr[order], many)
+    indptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
+    first = indptr[:-1] + (g.first - g.indptr[:-1])[order]
+    eid = old if g.eid is None else g.eid[old]
+    weight = None if g.weight is None else g.weight[old]
+    small = torch.int32 if g.num_edges < 2**31 else torch.int64
+    return Graph(indptr, place[g.indices[old].long()].to(g.indices.dtype), weight, eid.to(small), first)
+
+
+class LocalGraph(Graph):
+    """The in-edges of a part: its nodes are 0, 1, ..., and after them come the halo, their sources in other parts."""
+
+    def normalized(self, kind: str | None = "row", self_loops: bool = True) -> Graph:
+        if kind == "sym":
+            raise InputError("`norm` must be row with `partition`, as sym needs the degrees of other parts, got sym")
+        return super().normalized(kind, self_loops)
+
+
+class Shard:
+    """One part of a folder, in memory: what `fit` asks of a data set, with a graph of this part and its halo alone.
+
+    Local ids are 0, 1, ... for the part's own nodes [low, high), then those of `halo`, in order of their ids.
+    """
+
+    graph: Graph
+    x: Tensor
+    y: Tensor
+
+    def __init__(self, folder: str | Path, rank: int, size: int, how: str = "range"):
+        arrays, meta = read(Path(folder))
+        cut = meta.get("bounds")
+        if cut is None and how == "range":
+            cut = bounds(arrays["indptr"], arrays["x"].shape[1], size)
+        if cut is None or len(cut) != size + 1 or (meta.get("partition", how) != how):
+            got = "none" if cut is None else f"{len(cut) - 1} by {meta.get('partition', how)}"
+            raise InputError(f"{folder} must be cut into {size} parts by {how}, see `adahop partition`, got {got}")
+        self.bounds, self.rank, self.size, self.home = torch.tensor(cut), rank, size, Path(folder)
+        self.low, self.high, self.num_nodes = cut[rank], cut[rank + 1], cut[-1]
+        self.num_edges, self.name = arrays["indices"].numel(), str(meta.get("name") or Path(folder).name)
+        self.metric, self.note = str(meta.get("metric") or "accuracy"), str(meta.get("note") or "")
+        self.graph, self.halo = self._graph(arrays)
+        own = slice(self.low, self.high)
+        self.x, self.y = arrays["x"][own].clone(), arrays["y"][own].clone()
+        self.y = self.y.long() if self.y.dim() == 1 else self.y.float()
+        self.classes = int(meta["classes"]) if meta.get("classes") else self.y.shape[-1]
+        self.training = arrays["train_idx"].numel()
+        for name in SPLITS:
+            ids = arrays[f"{name}_idx"]
+            mask = torch.zeros(self.high - self.low, dtype=torch.bool)
+            mask[ids[(ids >= self.low) & (ids < self.high)] - self.low] = True
+            setattr(self, f"{name}_mask", mask)
+
+    def _graph(self, arrays: dict[str, Tensor]) -> tuple[LocalGraph, Tensor]:
+        low, high, indptr = self.low, self.high, arrays["indptr"]
+        a, b = int(indptr[low]), int(indptr[high])
+        src = arrays["indices"][a:b].long()
+        own = (src >= low) & (src < high)
+        halo = torch.unique(src[~own])
+        local = torch.where(own, src - low, torch.searchsorted(halo, src) + high - low).int()
+        ends = torch.full((halo.numel(),), b - a)
+        weight = arrays["weight"][a:b].clone() if "weight" in arrays else None
+        self.edges = a, b - a, arrays["eid"][a:b].clone() if "eid" in arrays else None
+        places = torch.cat([indptr[low : high + 1] - a, ends])
+        first = torch.cat([arrays["first"][low:high] - a, ends])
+        return LocalGraph(places, local, weight, None, first), halo
+
+    def ids(self, local: Tensor) -> Tensor:
+        """Global ids of local ones."""
+        n, local = self.high - self.low, local.long()
+        if self.halo.numel() == 0:
+            return local + self.low
+        return torch.where(local < n, local + self.low, self.halo[(local - n).clamp(min=0)])
+
+    def edge_ids(self, local: Tensor) -> Tensor:
+        """The user's ids of local edges; those past the last are the self-loops that normalising added."""
+        start, many, eid = self.edges
+        true = local.clamp(max=max(many - 1, 0))
+        own = local + start if eid is None else eid[true].long() if many else true
+        return torch.where(local < many, own, local - many + self.low + self.num_edges)
+
+    def bytes(self) -> int:
+        """What this part holds of the graph, its features and labels."""
+        own = [t for _, t in self.graph._tensors()]
+        own += [self.halo, self.x, self.y, *([] if self.edges[2] is None else [self.edges[2]])]
+        return sum(t.numel() * t.element_size() for t in own)
+
+    def to(self, device: Any) -> Shard:
+        if torch.device(device).type != "cpu":
+            raise InputError(f"`device` must be cpu with `partition`, got {device}")
+        return self
