@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ NEVER = {
     "samplers": (*MODELS, *ABOVE, "adahop.estimators", "adahop.watch", "torch.optim"),
     "estimators": (*SAMPLERS, *ABOVE, *MODELS),
     "history": (*SAMPLERS, *ABOVE),
+    "features": (*SAMPLERS, *MODELS, *ABOVE),
+    "capture": ("adahop.train", "adahop.cli", "adahop.diagnostics", "adahop.datasets", "numba", "triton"),
     "memory": (*SAMPLERS, *ABOVE, *MODELS),
     "models": (*SAMPLERS, *ABOVE),
     "watch": ("adahop",),
@@ -126,6 +129,8 @@ def test_examples_run(path):
     name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
     if name.endswith("__main__"):
         pytest.skip("running it is its purpose")
+    if ".gpu" in name and importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton")
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
 

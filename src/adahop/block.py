@@ -23,6 +23,7 @@ class Block(NamedTuple):
     scale: Tensor  # [M] the factor that makes the estimate unbiased
     ptr: Tensor  # [num_dst + 1]
     pos: Tensor  # [M] the edge's place in the graph's CSR: the address of per-edge state
+    slots: int = 0  # edges of every target where all have as many (the empty ones weigh 0, and nodes may repeat)
 
     @property
     def src(self) -> Tensor:

@@ -34,6 +34,10 @@ class Config:
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
     device: str = "cpu"
     state: str | None = None  # a folder: policy state and histories lie in files there instead of in memory
+    capture: bool | None = None  # the step as one CUDA graph; None: wherever that can be
+    tf32: bool = True  # on a GPU: matrix products in TF32
+    half: bool = False  # on a GPU: features and history in half precision (sums stay float32)
+    cache: float | None = None  # on a GPU: features stay in host memory, this share of their rows has a copy there
     partition: str | None = None  # range or metis: each of several processes owns a part of the graph
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +58,8 @@ class Config:
         between(self.average, 0.0, 0.9999, "average")
         if self.estimator is not None:
             one_of(self.estimator, ESTIMATORS, "estimator")
+        if self.cache is not None:
+            between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:
             one_of(self.partition, ("range", "metis"), "partition")
         one_of(str(self.device).split(":")[0], ("cpu", "cuda"), "device")

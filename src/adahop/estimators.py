@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 from adahop import ops
 from adahop.block import Block, Ungathered
@@ -50,8 +51,18 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
     return raw * scale / total.clamp(min=1e-30)[row]
 
 
+def attended(s: Tensor, t: Tensor, block: Block, slope: float, form: str, by_edge: bool = False) -> Tensor:
+    """Coefficients from both ends' scores, s a target and t a source (or an edge), through a leaky relu."""
+    kernels = ops.on_gpu(block.scale)
+    if kernels and block.slots and form == "self-normalised":
+        return kernels.attend(s, t, block.src, block.ptr, block.scale, slope, block.slots, by_edge)
+    return attention(leaky_relu(s[block.dst] + (t if by_edge else t[block.src]), slope), block, form)
+
+
 def energies(h: Tensor, block: Block, coef: Tensor) -> Tensor:
     """|coef h[src]|^2 of every edge, heads summed."""
+    if (kernels := ops.on_gpu(coef)) and h.dtype == coef.dtype == torch.float32:
+        return kernels.energies(h, block.src, coef)
     norm = h.detach().square().sum(-1)
     square = coef.detach().square()
     return square * norm[block.src] if square.dim() == 1 else (square * norm[block.src]).sum(-1)

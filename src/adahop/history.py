@@ -37,7 +37,10 @@ class History(nn.Module):
     def push(self, n_id: Tensor, h: Tensor) -> None:
         if h.shape != (n_id.numel(), self.value.shape[1]):
             raise InputError(f"`h` must have shape {(n_id.numel(), self.value.shape[1])}, got {tuple(h.shape)}")
-        self.value[n_id] = h.detach().to(self.value.dtype)
+        if kernels := ops.on_gpu(n_id):
+            kernels.push(self.value, n_id, h.detach())
+        else:
+            self.value[n_id] = h.detach().to(self.value.dtype)
         if self.seen is not None:
             self.seen.append((n_id, h.detach().to(self.value.dtype)))
 

@@ -74,6 +74,17 @@ class Loader:
         finally:
             self._taken, self._waiting = 0, []
 
+    def seeds(self) -> Iterator[Tensor]:
+        """The epoch's seeds alone, for steps that draw by themselves; goes on from a state as batches do."""
+        state, self._resumed = self._resumed or {"taken": 0, "ahead": []}, None
+        self._taken = state["taken"]
+        try:
+            for part in self._seeds(state):
+                self._taken += 1
+                yield part
+        finally:
+            self._taken = 0
+
     def _seeds(self, state: dict[str, Any]) -> Iterator[Tensor]:
         """The epoch's seeds, from the first that was not drawn yet."""
         past = state["taken"] + len(state["ahead"])

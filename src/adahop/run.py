@@ -16,6 +16,7 @@ from adahop import models
 from adahop.checkpoint import content_hash
 from adahop.config import Config
 from adahop.distributed import team
+from adahop.features import Features
 from adahop.loader import Loader
 from adahop.mapped import on_disk
 from adahop.memory import Memory
@@ -96,8 +97,20 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
     if options.get("policy") == "attended":
         options.setdefault("heads", getattr(model.convs[0], "heads", 1))
     sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
-    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x)
+    dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
+    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype)
     return model, sampler
+
+
+def device_features(x: torch.Tensor, sampler: Sampler, config: Config) -> Features | None:
+    """The table that steps on a GPU read, where the sampler can draw blocks of a fixed shape."""
+    if not config.device.startswith("cuda") or not sampler.flatten():
+        return None
+    x = x.half() if config.half else x
+    if config.cache is None:
+        return Features(x, config.device)
+    often = torch.bincount(sampler.graph.indices.long(), minlength=len(x))  # read once for every target they have
+    return Features(x, config.device, int(config.cache * len(x)), often)
 
 
 class Run:
@@ -112,7 +125,12 @@ class Run:
             self.model, sampler = assemble(self.data, config, seed)
         self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}
+        self.optimizer = torch.optim.Adam(
+            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True, **captured
+        )
+        alone = self.team.size == 1  # ranks exchange numbered blocks
+        self.features = device_features(self.data.x, self.sampler, config) if alone else None
         rows = self.team.source(self.data, self.sampler)
         self.loader = Loader(
             rows,
@@ -124,6 +142,7 @@ class Run:
         )
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
+        self.steps: Any = None  # the device's own, see `capture`
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
         self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop import models
+from adahop.capture import attach, products
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import count, fields, function, of_kind, one_of, room_for
 from adahop.config import Config
@@ -24,7 +25,8 @@ from adahop.watch import watch
 
 def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
     """One step of the model, the optimizer and the sampler; returns the loss."""
-    model.train()
+    if not model.training:
+        model.train()
     with watch(model, sampler.feedback if sampler.listens else None) as energy:
         out = model(batch)
     loss = criterion(out, batch.y, getattr(batch, "loss_weight", None))
@@ -78,7 +80,7 @@ def fit(
     config = replace(Config() if config is None else of_kind(config, Config, "config"), **options)
     _check(data, seed, on_epoch=on_epoch, on_step=on_step, probe=probe)
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), products(bool(devices) and config.tf32):
         torch.manual_seed(seed)
         run = Run(data, config, seed)
         kept = None if checkpoint is None else Kept(run, Checkpoints.of(checkpoint))
@@ -130,6 +132,7 @@ def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) 
 
 def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
+    run.steps = attach(run, train_step)
     while not run.over():
         _epoch(run, after)
         with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
@@ -143,10 +146,13 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
 def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
     run.clock(True)
+    steps = run.steps
     with room_for(f"a step of {run.config.batch_size} nodes with sizes {list(run.config.sizes)}"):
-        for batch in run.team.batches(run.loader):
-            loss = train_step(run.net, run.sampler, run.optimizer, batch)
+        for batch in run.team.batches(run.loader) if steps is None else steps:
+            loss = train_step(run.net, run.sampler, run.optimizer, batch) if steps is None else steps(batch)
             run.team.settle()
             run.moved(loss, batch.stands_for)
             after(run)
+        if run.loss.is_cuda:
+            torch.cuda.synchronize()  # the device may be steps behind
     run.clock(False)

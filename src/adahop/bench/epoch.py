@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from adahop.bench import ours, peers
+from adahop.bench import gpu_epoch, ours, peers
 from adahop.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop.bench.dgl_epoch import FORMS, DGLTraining
 from adahop.checks import count, one_of
@@ -36,6 +36,8 @@ class Plan:
     prefetch: int = 0
     device: str = "cpu"
     clock: str = "wall"
+    model: str = "gcn"
+    half: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batch_size", "hidden"):
@@ -54,8 +56,10 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     data = load(plan.graph)
     many = data.train_idx.numel()
     say(f"{data.name}: {data.num_nodes:,} nodes, {data.graph.num_edges:,} edges, {many:,} to train on")
-    mine = [_ours(text, data, plan) for text in plan.methods]
+    mine = [runner for text in plan.methods for runner in _ours(text, data, plan)]
     others, models = _peers(data, plan, say)
+    if plan.device.startswith("cuda") and "pyg" in plan.peers:
+        others += gpu_epoch.pyg(data, plan.hidden, tuple(plan.sizes), plan.batch_size, plan.device)
     rows, steps = [], -(-many // plan.batch_size)
     for n in plan.threads:
         with threads(n, models):
@@ -64,12 +68,16 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ours(text: str, data: Any, plan: Plan) -> Runner:
+def _ours(text: str, data: Any, plan: Plan) -> list[Runner]:
+    """One who trains; on a GPU two, with the step captured and without."""
     name, options = ours.parse(text)
     config = Config(
         method=name, sizes=tuple(plan.sizes), hidden=plan.hidden, batch_size=plan.batch_size, arch=plan.arch,
-        dropout=0.0, prefetch=plan.prefetch, device=plan.device, method_options=options,
+        dropout=0.0, prefetch=plan.prefetch, device=plan.device, method_options=options, model=plan.model,
+        half=plan.half,
     )  # fmt: skip
+    if plan.device.startswith("cuda"):
+        return [gpu_epoch.ours(text, data, replace(config, capture=c), c) for c in (True, False)]
     run = Run(data, config, 0)
 
     def work(nodes: Tensor) -> int:
@@ -79,7 +87,7 @@ def _ours(text: str, data: Any, plan: Plan) -> Runner:
             edges += sum(block.num_edges for block in batch.blocks)
         return edges
 
-    return Runner(text, work)
+    return [Runner(text, work)]
 
 
 def _peers(data: Any, plan: Plan, say: Callable[[str], None]) -> tuple[list[Runner], list[Any]]:

@@ -69,7 +69,9 @@ def epoch(
     arch: Annotated[str, option("plain or residual.")] = "residual",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 256,
     prefetch: Annotated[int, option("Batches our loader draws ahead in a thread of its own.")] = 0,
-    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    device: Annotated[str, option("cpu, or cuda: then captured and eager, and pyg among the peers.")] = "cpu",
+    model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
+    half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
     clock: Annotated[str, option(CLOCK)] = "wall",
     out: Annotated[str | None, option("Folder for epoch.jsonl and a plot.")] = None,
     as_json: Annotated[bool, AS_JSON] = False,
@@ -77,7 +79,7 @@ def epoch(
     """Seconds a whole epoch of a GCN takes, ours and the same model on DGL's sampler and blocks."""
     plan = training.Plan(
         graph, numbers(sizes, "sizes"), batch_size, numbers(threads, "threads"), words(methods, "methods"),
-        words(peers, "peers"), rounds, arch, hidden, prefetch, device, clock,
+        words(peers, "peers"), rounds, arch, hidden, prefetch, device, clock, model, half,
     )  # fmt: skip
     records = None if out is None else Records(out)
     publish(training.measure(plan, say), "epoch", records, as_json)

@@ -61,6 +61,14 @@ def train(
     seed: Annotated[int, option("Seed of the first run.")] = 0,
     runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    capture: Annotated[
+        bool | None, option("On a GPU: the step as one CUDA graph; default wherever that can be.")
+    ] = None,
+    half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
+    tf32: Annotated[bool, option("On a GPU: matrix products in TF32.")] = True,
+    cache: Annotated[
+        float | None, option("On a GPU: features stay in host memory; the share of rows with a copy on the device.")
+    ] = None,
     state: Annotated[str | None, option("Folder where policy state and histories lie in files, not memory.")] = None,
     partition: Annotated[str | None, option("Under torchrun, each process owns a part: range or metis.")] = None,
     log_variance: Annotated[int, option("Measure every layer's variance each so many steps; 0 never.")] = 0,
@@ -82,7 +90,8 @@ def train(
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, estimator=estimator, average=average, device=device, state=state, partition=partition,
+        prefetch=prefetch, estimator=estimator, average=average, device=device, capture=capture,
+        half=half, tf32=tf32, cache=cache, state=state, partition=partition,
         model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
     )  # fmt: skip
     go(config, dataset, seed_range(seed, runs), log_variance, out, checkpoint_every, as_json)

@@ -52,6 +52,7 @@ class AttendedFirst(Memory):
     """
 
     draws = False
+    shaped = False
     x: Tensor
 
     def __init__(self, graph: Graph, x: Tensor):
@@ -120,6 +121,8 @@ class AttendedVariate(Memory):
     num = sum over all of w' H_j + sum over S of scale (w h_j - w' H_j), den likewise; the output is num / den, with
     w = e^score from h and w' from H. Scores take today's u and v, so that only H is old.
     """
+
+    shaped = False
 
     def __init__(self, graph: Graph, width: int, kind: str = "history", dtype: torch.dtype = torch.float32):
         super().__init__()

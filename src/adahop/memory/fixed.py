@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError, one_of
 from adahop.estimators import gather
+from adahop.features import mapped
 from adahop.graph import Graph
 from adahop.history import History
 
@@ -23,6 +23,7 @@ class Memory(nn.Module):
     """Gives a layer its sum of a_ij h_j with fewer samples, or none."""
 
     draws = True  # whether the layer's block still needs to be drawn
+    shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
 
     def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
         """The sum for the block's targets; `conv` hears of the messages left to chance."""
@@ -53,16 +54,19 @@ class FirstLayer(Memory):
 
     def __init__(self, graph: Graph, x: Tensor):
         super().__init__()
-        self.register_buffer("sums", pre_aggregate(graph, x), persistent=False)
+        kernels, sums = ops.on_gpu(x), pre_aggregate(graph, x)
+        self.register_buffer("sums", kernels.table(sums) if kernels else sums, persistent=False)
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", pre_aggregate(graph, ones, keep=False), persistent=False)
 
     def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
         nodes = block.n_id[: block.num_dst]
         conv.speak(h, block, torch.zeros_like(block.scale))
+        kernels = ops.on_gpu(self.sums)
+        total = kernels.rows(self.sums, nodes) if kernels else self.sums[nodes]
         if encoder is None:
-            return self.sums[nodes]
-        return linear(self.sums[nodes], encoder.weight) + self.weights[nodes] * encoder.bias
+            return total
+        return mapped(total, encoder.weight) + self.weights[nodes] * encoder.bias
 
 
 class ControlVariate(Memory):

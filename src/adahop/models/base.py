@@ -11,6 +11,7 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, one_of, room_for
+from adahop.features import mapped
 from adahop.graph import Graph
 from adahop.memory import Memory, build
 from adahop.models.conv import Conv
@@ -81,9 +82,15 @@ class GNN(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Outputs for the targets of the last block, from `batch.x` and `batch.blocks`."""
-        fused = can_sum_first(self)
-        h, state = sum_first(self, batch.x, batch.blocks[0]) if fused else self.encode(gathered(batch.x))
-        for layer, block in list(enumerate(batch.blocks))[fused:]:
+        features, raw = getattr(batch, "features", None), False
+        if features is None:
+            raw = can_sum_first(self)
+            h, state = sum_first(self, batch.x, batch.blocks[0]) if raw else self.encode(gathered(batch.x))
+        else:
+            raw = self.sums_raw()
+            block = batch.blocks[0]
+            h, state = self.first(features, block) if raw else self.encode(self.rows(features, block))
+        for layer, block in list(enumerate(batch.blocks))[raw:]:
             n = block.num_dst
             h, state = self.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
         return self.decode(h)
@@ -91,13 +98,34 @@ class GNN(nn.Module):
     def drop(self, h: Tensor) -> Tensor:
         return dropout(h, self.dropout, self.training) if self.dropout else h
 
+    def sums_raw(self) -> bool:
+        """Whether the first layer can sum raw features and go on from there: one read of each, nothing kept."""
+        conv = cast(Conv, self.convs[0])
+        return conv.raw and self.memory(0) is None and conv.tap is None and conv.feedback == "energy" and not self.whole
+
+    def first(self, features: Any, block: Block) -> tuple[Tensor, State]:
+        """The first layer from the table of raw features: sum a (E x + b) = E (sum a x) + b sum a."""
+        conv = cast(Conv, self.convs[0])
+        drop = features.drop(self.dropout) if self.training and self.dropout else None
+        own, state = self.embed(self.rows(features, block, block.num_dst, drop))
+        total = conv.raw_total(features, own, block, self.encoder, drop)
+        return self.act(0, conv.combine(total, own), state), state
+
+    def rows(self, features: Any, block: Block, many: int | None = None, drop: Any = None) -> Tensor:
+        """The features of a block's first nodes, or nothing where nobody reads them."""
+        conv, memory = cast(Conv, self.convs[0]), self.memory(0)
+        if self.encoder is None and not conv.asks_own and (many is not None or (memory and not memory.draws)):
+            return torch.empty(0, device=block.scale.device)
+        x = features.rows(block.n_id[:many], drop)
+        return x if self.encoder is not None else x[:, : features.value.shape[1]]
+
     def encode(self, x: Tensor) -> tuple[Tensor, State]:
         return self.embed(self.drop(x))
 
     def embed(self, x: Tensor) -> tuple[Tensor, State]:
         if self.encoder is None:
             return x, {}
-        z = self.encoder(x)
+        z = mapped(x, self.encoder.weight, self.encoder.bias)
         return z, {"z": z} if self.arch == "residual" else {}
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
 
 from adahop.block import Block
 from adahop.checks import InputError, count, one_of
-from adahop.estimators import ATTENTION, attention, gather
+from adahop.estimators import ATTENTION, attended, gather
+from adahop.features import mapped, widened
 from adahop.memory import ATTENDED
 from adahop.models.base import GNN, Conv
 
@@ -23,6 +23,7 @@ class GATConv(Conv):
     """
 
     memories = ATTENDED
+    raw = True
 
     def __init__(
         self,
@@ -63,14 +64,26 @@ class GATConv(Conv):
     def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
         value, t = self.prepared(h)
         s = own @ self.directions()[0].t()
-        score = leaky_relu(s[block.dst] + t[block.src], self.slope)
-        coef = attention(score, block, self.form)
-        self.speak(value, block, coef, (s[block.dst], t[block.src]))
+        coef = attended(s, t, block, self.slope, self.form)
+        self.speak(value, block, coef, (s[block.dst], t[block.src]) if self.feedback == "scores" else None)
         return self._join(gather(value, block, coef))
+
+    def raw_total(self, features: Any, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Any) -> Tensor:
+        u, v = self.directions()
+        t = features.dot(block, v if encoder is None else v @ encoder.weight, drop)
+        if encoder is not None:
+            t = t + v @ encoder.bias
+        coef = attended(own @ u.t(), t, block, self.slope, self.form, by_edge=True)
+        total = features.sum(block, coef, drop)
+        if self.watcher is not None:
+            self.tell(features.energies(block, coef))
+        if encoder is None:
+            return total
+        return mapped(total, encoder.weight) + features.per_target(block, coef).unsqueeze(-1) * encoder.bias
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
         weight = self.linear.weight.view(self.heads, self.width, -1)
-        return self._join(torch.einsum("dhi,hoi->dho", total, weight))
+        return self._join(torch.einsum("dhi,hoi->dho", total, widened(weight, total)))
 
     def _join(self, out: Tensor) -> Tensor:
         return (out.mean(1) if self.mean else out.flatten(1)) + self.bias

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from adahop.block import Block
 from adahop.checks import one_of
 from adahop.estimators import plain
+from adahop.features import mapped, widened
 from adahop.memory import FIXED
 from adahop.models.base import GNN, Conv
 
@@ -21,6 +22,16 @@ class FixedConv(Conv):
     """
 
     memories = FIXED
+    raw = True
+
+    def raw_total(self, features: Any, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Any) -> Tensor:
+        coef = block.weight * block.scale
+        total = features.sum(block, coef.unsqueeze(1), drop).squeeze(1)
+        if self.watcher is not None:
+            self.tell(features.energies(block, coef))
+        if encoder is None:
+            return total
+        return mapped(total, encoder.weight) + features.per_target(block, coef).unsqueeze(1) * encoder.bias
 
     def kernel(self) -> Tensor:
         """W."""
@@ -54,7 +65,7 @@ class FixedConv(Conv):
         return self.combine(total, own)
 
     def combine(self, total: Tensor, own: Tensor) -> Tensor:
-        return torch.addmm(self.rest(own), total, self.kernel().t())
+        return torch.addmm(self.rest(own), total, widened(self.kernel(), total).t())
 
 
 class GCNConv(FixedConv):

@@ -1,24 +1,27 @@
 """The few operations everything is made of, each with a plain reference and a fast form chosen by the device.
 
-Set ADAHOP_REFERENCE=1 to run the reference everywhere.
+Set ADAHOP_REFERENCE=1 to run the reference everywhere. ADAHOP_TRITON=1 sends any tensor to the GPU's kernels:
+with TRITON_INTERPRET=1 they run on the CPU, slowly, which is how they are tested without a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adahop.ops import cpu, cpu_hop, notice, random, reference
-from adahop.ops.kinds import DRAWS, Bound, Drawn, Hop, Odds, Tree
+from adahop.ops.kinds import DRAWS, Bound, Drawn, Flat, Hop, Odds, Tree
 from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Bound", "Drawn", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum", "gather_sum",
-    "get_threads", "grow", "hop", "join", "large_pages",
-    "notice", "over", "random", "reference", "relabel", "segment_max",
+    "DRAWS", "Bound", "Drawn", "Flat", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum",
+    "gather_sum", "get_threads", "grow", "hop", "join", "large_pages", "notice", "on_gpu", "over", "random",
+    "reference", "relabel", "segment_max",
     "segment_sum", "set_threads", "threads",
 ]  # fmt: skip
 
@@ -26,7 +29,22 @@ segment_sum, segment_max = reference.segment_sum, reference.segment_max
 
 
 def fast(t: Tensor) -> bool:
-    return t.device.type == "cpu" and not os.environ.get("ADAHOP_REFERENCE")
+    return t.device.type == "cpu" and not (os.environ.get("ADAHOP_REFERENCE") or os.environ.get("ADAHOP_TRITON"))
+
+
+def on_gpu(t: Tensor) -> Any:
+    """The Triton kernels where they serve this tensor, else None."""
+    wanted = t.is_cuda or os.environ.get("ADAHOP_TRITON")
+    return _triton() if wanted and not os.environ.get("ADAHOP_REFERENCE") else None
+
+
+@functools.cache
+def _triton() -> Any:
+    try:
+        import adahop.ops.gpu as kernels
+    except ImportError:  # no Triton: the reference runs on the device
+        return None
+    return kernels
 
 
 def draw(
@@ -38,6 +56,8 @@ def draw(
     """
     if fast(dst):
         return cpu_hop.draw(indptr, first, indices, dst, k, how, odds, key)
+    if (kernels := on_gpu(dst)) and how != "poisson" and indices.numel() and kernels.serves(k):
+        return kernels.draw(indptr, first, indices, dst, k, how, odds, key)
     ks = k.expand(dst.numel()) if k.numel() == 1 else k
     return Drawn(*reference.draw(
         indptr, first, indices, dst, ks, how, odds.edge, odds.log, odds.node, odds.eta, key))  # fmt: skip
@@ -85,6 +105,8 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -
         h, coef = h.unsqueeze(1), coef.unsqueeze(1)
     if fast(h) and h.dtype == torch.float32:
         out = cpu.gather_sum(h, src, dst, coef, ptr)
+    elif (kernels := on_gpu(h)) and h.is_floating_point() and h.dtype != torch.float64:
+        out = kernels.gather_sum(h, src, coef, ptr).to(h.dtype)
     else:
         out = segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1)
     return out.squeeze(1) if flat else out
@@ -94,6 +116,8 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     """out[t] = sum over all in-edges of nodes[t] of weight * h[source], straight from the CSR; no gradient."""
     if fast(h) and h.dtype == torch.float32:
         return cpu.full_sum(h, indptr, indices, weight, nodes)
+    if kernels := on_gpu(h):
+        return kernels.full_sum(h, indptr, indices, weight, nodes)
     return reference.full_sum(h, indptr, indices, weight, nodes)
 
 
@@ -101,6 +125,8 @@ def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
     """weight[pos] *= exp(gain) in place, kept within float32's reach (only ratios within a segment matter)."""
     if fast(dst):
         cpu.grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch)
+    elif kernels := on_gpu(dst):
+        kernels.grow(dst, ptr, pos, gain, first, indptr, weight)
     else:
         reference.grow(dst, pos, gain, first, indptr, weight)
 

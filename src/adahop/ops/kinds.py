@@ -47,6 +47,23 @@ class Drawn(NamedTuple):
     scale: Tensor
 
 
+class Flat(NamedTuple):
+    """Drawn edges in slots, `loops` + `most` a target: a shape that chance does not change.
+
+    n_id is the targets, then the source of every drawn slot; the other tensors hold a number a slot. An empty slot has
+    scale and weight 0, prob 1 and the target itself for its source.
+    """
+
+    n_id: Tensor
+    pos: Tensor
+    prob: Tensor
+    scale: Tensor
+    weight: Tensor
+    rows: int
+    loops: int
+    most: int
+
+
 class Hop(NamedTuple):
     """One layer of drawn edges with its nodes numbered, targets first, then sources as they first appear."""
 

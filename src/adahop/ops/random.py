@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 import torch
@@ -24,15 +26,26 @@ def signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def key(*counters: int) -> int:
-    """One int64 from a seed and any counters."""
-    x = 0
+def key(*counters: int, start: int = 0) -> int:
+    """One int64 from a seed and any counters; key(a, b) is key(b, start=key(a))."""
+    x = start & _ALL
     for c in counters:
         x = (x + GOLD + (int(c) & _ALL)) & _ALL
         x = ((x ^ (x >> 30)) * MIX1) & _ALL
         x = ((x ^ (x >> 27)) * MIX2) & _ALL
         x ^= x >> 31
     return signed(x)
+
+
+class Stream(NamedTuple):
+    """key(seed, step, layer) with the step on the device, for kernels: nothing waits for it to be read."""
+
+    head: int  # key(seed)
+    step: Tensor
+    layer: int
+
+    def now(self) -> int:
+        return key(int(self.step), self.layer, start=self.head)
 
 
 def _shift(x: Tensor, s: int) -> Tensor:

@@ -19,6 +19,8 @@ class Policy(nn.Module):
 
     learns = False
     feedback = "energy"  # the number it learns from, see `watch`
+    rescales = False  # whether `scaled` changes anything
+    syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
 
     def __init__(self, graph: Graph, layers: int):
         super().__init__()

@@ -88,6 +88,8 @@ class Exp3(Policy):
         if ops.fast(energy):
             self._update_fast(layer, block, energy)
             return
+        if self._fused(layer, block, energy):
+            return
         rows = Rows(block, self.graph)
         reward = self._reward(block, energy)
         if self.whole and not callable(self.reward):
@@ -106,6 +108,20 @@ class Exp3(Policy):
             block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, reward, g.first, g.indptr,
             self.mean[layer], self.visits[layer], rule, arms.weight[layer], arms.tree(layer), arms._scratch,
         )  # fmt: skip
+
+    def _fused(self, layer: int, block: Block, energy: Tensor) -> bool:
+        """On a GPU, and with the rule's own step and reward, the update is one kernel."""
+        kernels = ops.on_gpu(block.pos)
+        if kernels is None or self.step == "paper" or self.reward != "energy" or block.num_edges == 0:
+            return False
+        root = self.step == "scale-free"
+        kernels.exp3(
+            block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, energy.contiguous(),
+            self.graph.first, self.graph.indptr, self.arms.weight[layer], self.mean[layer], self.visits[layer],
+            self.STEP if root else float(self.step), root, self.memory, not self.whole,
+            block.slots or int(block.ptr.diff().max()),
+        )  # fmt: skip
+        return True
 
     def _reward(self, block: Block, energy: Tensor) -> Tensor:
         """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `whole`) as `scale` is 1 / (k q)."""

@@ -28,6 +28,7 @@ class Thanos(Policy):
 
     learns = True
     feedback = "alignment"
+    rescales = syncs = True
     subset = False  # whether `prob` holds inclusion probabilities
 
     mean: Tensor

@@ -58,6 +58,13 @@ class Tracked(Policy):
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
+        if (kernels := ops.on_gpu(block.pos)) is not None:
+            slots = block.slots or (int(block.ptr.diff().max()) if block.num_edges else 1)
+            kernels.track(
+                block.n_id, block.num_dst, block.src, block.ptr, block.weight, block.scale, energy.contiguous(),
+                self.square[layer], self.root[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, slots,
+            )  # fmt: skip
+            return
         factor = block.weight * block.scale
         true = ~block.is_self() & (factor > 0) & torch.isfinite(energy)  # an edge without weight says nothing
         seen = energy[true] / factor[true].square().clamp(min=1e-30)

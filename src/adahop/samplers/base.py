@@ -52,6 +52,10 @@ class Sampler(nn.Module):
         self.epochs += 1
         yield from nodes.split(size) if nodes.numel() else ()
 
+    def flatten(self) -> bool:
+        """Draw blocks of a fixed shape from now on, where that can be; whether it can."""
+        return False
+
     def batches(self, nodes: Tensor, batch_size: int) -> int:
         """How many batches an epoch has."""
         return -(-nodes.numel() // batch_size)
@@ -114,11 +118,16 @@ class Sampler(nn.Module):
         """The name of this step's random stream for a layer."""
         return random.key(self.seed, int(self.step), layer, *self.salt)
 
+    def stream(self, layer: int) -> random.Stream:
+        """The same, for kernels: the step stays on the device."""
+        return random.Stream(random.key(self.seed), self.step, layer)
+
     def nothing(self, dst: Tensor) -> Block:
         """A block without edges, for a layer that is skipped."""
         none = torch.zeros(0, device=dst.device)
         ptr = torch.zeros(dst.numel() + 1, dtype=torch.long, device=dst.device)
-        return self.block(dst, ops.Drawn(ptr, none.long(), none, none))
+        edges = ptr.new_zeros(2, 0)
+        return Block(dst, dst.numel(), edges, edges[0], none, none, none, ptr, edges[0])
 
     def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""

@@ -15,6 +15,7 @@ from adahop.ops import random
 from adahop.policies import Policy, Uniform
 from adahop.samplers.base import Sampler, as_block
 from adahop.samplers.budget import passed_down, spread
+from adahop.samplers.flat import Slots
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
 
@@ -44,6 +45,12 @@ class NeighborSampler(Sampler):
         self.budget = flag(budget, "budget")
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
+        self.slots: Slots | None = None  # on a GPU: blocks of a fixed shape, see `flatten`
+
+    def flatten(self) -> bool:
+        """Draw blocks of a fixed shape from now on, where that can be; whether it can."""
+        self.slots = Slots.of(self)
+        return self.slots is not None
 
     @property
     def feedback(self) -> str:  # type: ignore[override]
@@ -55,6 +62,8 @@ class NeighborSampler(Sampler):
         return own or type(self.policy).update is not Policy.update
 
     def draw(self, seeds: Tensor) -> list[Block]:
+        if self.slots is not None:
+            return self.slots.draw(self, seeds)
         dst, blocks, known = seeds, [], False
         weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
         for layer in reversed(range(len(self.sizes))):

@@ -1,0 +1,156 @@
+"""The whole step on the GPU: draw, gather, forward, backward, optimizer and policy update as one CUDA graph.
+
+A graph is captured for every batch size that comes up, after the size was run once as it is, so the last and smaller
+batch of an epoch has one of its own. All that a step changes (weights, moments, policy, history, the random streams'
+step) lives on the device, so a replay is a step, and the run is the one that it would have been without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.features import Features
+
+WARM = 2  # steps run as they are before the first capture: kernels compile, optimizers make their state
+
+
+@contextlib.contextmanager
+def products(tf32: bool) -> Iterator[None]:
+    """Inside, float32 matrix products on a GPU may use TF32."""
+    was = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32 or was
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = was
+
+
+class Batch(NamedTuple):
+    """What a model and `train_step` ask of a batch."""
+
+    blocks: list[Block]
+    features: Features
+    y: Tensor
+
+
+class Seeds(NamedTuple):
+    """The targets of one step."""
+
+    seeds: Tensor
+    batch_size: int
+
+    @property
+    def stands_for(self) -> int:
+        return self.batch_size
+
+
+class Recorded(NamedTuple):
+    """A captured step: fill `seeds`, replay, read `loss`."""
+
+    graph: Any
+    seeds: Tensor
+    loss: Tensor
+
+
+class DeviceSteps:
+    """The steps of a run whose sampler draws blocks of a fixed shape: iterate for seeds, call with them for a loss."""
+
+    def __init__(self, run: Any, train_step: Callable[..., Tensor], capture: bool):
+        self.run, self.train_step, self.capture = run, train_step, capture
+        self.nodes = run.loader.nodes
+        run.sampler.slots.bare = True
+        self.recorded: dict[int, Recorded] = {}
+        self.done: dict[int, int] = {}
+        self.stream = torch.cuda.Stream() if capture else None
+
+    def __iter__(self) -> Iterator[Seeds]:
+        for part in self.run.loader.seeds():
+            yield Seeds(part, part.numel())
+
+    def __call__(self, batch: Seeds) -> Tensor:
+        if not self.capture:
+            return self.step(batch.seeds)
+        size = batch.batch_size
+        if size not in self.recorded:
+            if self.done.get(size, 0) < (1 if self.recorded else WARM):
+                self.done[size] = self.done.get(size, 0) + 1
+                return self.aside(batch.seeds)
+            if not self.record(size):
+                return self.step(batch.seeds)
+        held = self.recorded[size]
+        held.seeds.copy_(batch.seeds)
+        held.graph.replay()
+        return held.loss
+
+    def step(self, seeds: Tensor) -> Tensor:
+        run = self.run
+        with torch.no_grad():
+            blocks = run.sampler.draw(seeds)
+            run.sampler.step += 1
+        batch = Batch(blocks, run.features, run.data.y[seeds])
+        with torch.autograd.set_multithreading_enabled(False):  # one device: handing over to its thread only costs
+            loss = self.train_step(run.model, run.sampler, run.optimizer, batch)
+        for memory in run.model.memories.values():
+            memory.settle()
+        return loss
+
+    def aside(self, seeds: Tensor) -> Tensor:
+        """A step on a stream of its own, as captures ask of what runs before them."""
+        assert self.stream is not None
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss = self.step(seeds)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return loss
+
+    def record(self, size: int) -> bool:
+        """Capture a step of this size; whatever stands in the way is said once, and steps go on one by one."""
+        seeds = torch.zeros(size, dtype=torch.long, device=self.nodes.device)
+        graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                loss = self.step(seeds)
+        except Exception as e:
+            self.capture = False
+            said = (str(e).strip() or type(e).__name__).splitlines()[0]
+            warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {said}", stacklevel=2)
+            self.run.optimizer.zero_grad(set_to_none=True)
+            _restore(chance)
+            return False
+        self.recorded[size] = Recorded(graph, seeds, loss)
+        return True
+
+
+def _restore(chance: Tensor) -> None:
+    """A capture that broke off leaves the device's generator bound to it: give it a state of its own again."""
+    torch.cuda.synchronize()
+    fresh = torch.Generator("cuda")
+    fresh.set_state(chance)
+    torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def attach(run: Any, train_step: Callable[..., Tensor]) -> DeviceSteps | None:
+    """The device's own steps where the sampler can draw in a fixed shape, else None; captured unless told not to."""
+    wanted, cuda = run.config.capture, run.config.device.startswith("cuda")
+    why = None
+    if not cuda:
+        why = "it needs a CUDA device"
+    elif run.features is None:
+        why = "its method has no fixed fan-out, or Triton is not there"
+    elif getattr(run.sampler, "policy", None) is not None and run.sampler.policy.syncs:
+        why = "its policy reads from the device at every step"
+    elif not all(memory.shaped for memory in run.model.memories.values()):
+        why = "its estimator reads all neighbours of every target, as many as they are"
+    if why and wanted:
+        warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {why}", stacklevel=2)
+    if run.features is None:
+        return None
+    return DeviceSteps(run, train_step, capture=why is None and wanted is not False)

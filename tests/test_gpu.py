@@ -1,0 +1,362 @@
+"""The GPU's kernels against the reference: on a CUDA device where there is one, else in Triton's interpreter.
+
+`python -m pytest tests/test_gpu.py` runs them all. Without a GPU the interpreter must be chosen before Triton is
+imported, so `test_gpu_interpreted.py` runs this file in a process of its own, and here it is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+import torch
+
+from adahop import capture, fit, ops, train
+from adahop.config import Config
+from adahop.features import Features
+from adahop.graph import Graph
+from adahop.methods import METHODS, make
+from adahop.ops import Odds, random, reference
+from adahop.run import Run
+
+from conftest import messy_graph, star, toy_data  # isort: skip
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="needs a CUDA device or Triton's interpreter")
+on_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+MANY = 20_000 if CUDA else 40  # copies of a star that are drawn from at once
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks so short that even small neighbourhoods need several."""
+    pytest.importorskip("triton")
+    from adahop.ops import gpu
+
+    if INTERPRETED:
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of the wrap-around that hashes live on
+    monkeypatch.setenv("ADAHOP_TRITON", "1")
+    monkeypatch.setattr(gpu, "BLOCK", 32)
+    return gpu
+
+
+def small_graph() -> Graph:
+    return messy_graph(nodes=16, edges=150).normalized("row", True)
+
+
+def drawn_both(graph: Graph, k, how: str, odds: Odds, key: int):
+    """The kernel's draw and the reference's, on the CPU."""
+    dst = torch.arange(graph.num_nodes)
+    g, here = graph.to(DEVICE), Odds(*(t.to(DEVICE) if torch.is_tensor(t) else t for t in odds))
+    ks = torch.as_tensor(k).reshape(-1)
+    ours = ops.draw(g.indptr, g.first, g.indices, dst.to(DEVICE), ks.to(DEVICE), how, here, key)
+    theirs = reference.draw(
+        graph.indptr, graph.first, graph.indices, dst, ks.expand(len(dst)), how, odds.edge, odds.log, odds.node,
+        odds.eta, key,
+    )  # fmt: skip
+    return ops.Drawn(*(t.cpu() for t in ours)), ops.Drawn(*theirs)
+
+
+@pytest.mark.parametrize("how", ["multinomial", "systematic"])
+@pytest.mark.parametrize("k", [1, 5])
+def test_uniform_draws_are_the_same_bit_for_bit(how, k):
+    for a, b in zip(*drawn_both(small_graph(), k, how, Odds(), random.key(1, 2, 3)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_each_target_may_have_its_own_number():
+    many = torch.arange(16) % 4
+    for a, b in zip(*drawn_both(small_graph(), many, "multinomial", Odds(), 5), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_step_on_the_device_names_the_same_stream(small_blocks):
+    g = small_graph().to(DEVICE)
+    dst, stream = torch.arange(16, device=DEVICE), random.Stream(random.key(7), torch.tensor(9, device=DEVICE), 1)
+    assert stream.now() == random.key(7, 9, 1)
+    graph = (g.indptr, g.first, g.indices, g.weight)
+    one, other = (small_blocks.flat(graph, dst, 3, 1, "multinomial", Odds(), key) for key in (stream, stream.now()))
+    assert all(torch.equal(a, b) for a, b in zip(one[:5], other[:5], strict=True))
+
+
+def some_odds(kind: str, graph: Graph) -> Odds:
+    g = torch.Generator().manual_seed(3)
+    edge, node = torch.rand(graph.num_edges, generator=g), torch.rand(graph.num_nodes, generator=g) + 0.1
+    edge[::5] = 0.0
+    return {
+        "edge": Odds(edge=edge),
+        "mixed": Odds(edge=edge, eta=0.1),
+        "log": Odds(edge=(edge + 0.01).log(), log=True, eta=0.1),
+        "node": Odds(edge=graph.weight, node=node, eta=0.05),
+        "nobody": Odds(edge=torch.zeros_like(edge), eta=0.1),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["edge", "mixed", "log", "node", "nobody"])
+@pytest.mark.parametrize("how", ["multinomial", "systematic", "depround"])
+def test_weighted_draws_have_the_reference_s_numbers(how, kind):
+    """As many a target, the same probability wherever both took the place, nobody without odds, no place twice."""
+    graph = small_graph()
+    odds = some_odds(kind, graph)
+    ours, theirs = drawn_both(graph, 3, how, odds, 11)
+    assert torch.equal(ours.ptr, theirs.ptr)
+    if kind == "edge":
+        true = ours.pos >= graph.first[graph.dst()[ours.pos]]
+        assert bool((odds.edge[ours.pos[true]] > 0).all())
+    if how == "multinomial":  # the same marks on the same line, summed in another order
+        assert (ours.pos == theirs.pos).double().mean() > 0.97
+    else:
+        assert all(len(set(ours.pos[a:b].tolist())) == b - a for a, b in zip(ours.ptr[:-1], ours.ptr[1:], strict=True))
+    shared = {int(p): (float(q), float(s)) for p, q, s in zip(*theirs[1:], strict=True)}
+    for p, q, s in zip(*ours[1:], strict=True):
+        if int(p) in shared:
+            assert (float(q), float(s)) == pytest.approx(shared[int(p)], rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["multinomial", "systematic", "depround"])
+def test_marginals(how):
+    """Neighbour j comes as often as its probability says: every z below 5, which chance breaks once in 10^5 tests."""
+    n, k = 11, 3
+    graph = star(n, MANY)
+    node = torch.rand(graph.num_nodes, generator=torch.Generator().manual_seed(0)) ** 2 + 0.01
+    w = node[graph.indices[:n].long()].double()
+    g, dst = graph.to(DEVICE), torch.arange(MANY, device=DEVICE)
+    odds = Odds(node=node.to(DEVICE), eta=0.1)
+    d = ops.draw(g.indptr, g.first, g.indices, dst, torch.tensor([k], device=DEVICE), how, odds, 4)
+    assert bool((d.ptr.diff() == k).all())
+    came = torch.bincount((g.indices[d.pos].long() - MANY).cpu(), minlength=n).double()
+    if how == "multinomial":
+        p = 0.9 * w / w.sum() + 0.1 / n
+        z = (came - MANY * k * p) / (MANY * k * p * (1 - p)).sqrt()
+    else:
+        p = reference.inclusion(w, torch.zeros(n, dtype=torch.long), 1, torch.tensor([float(k)]).double(), 0.1)
+        z = (came - MANY * p) / (MANY * p * (1 - p)).clamp(min=1e-9).sqrt()
+    assert float(z.abs().max()) < 5
+
+
+def test_a_hub_needs_several_blocks():
+    """3,000 neighbours (200 without a GPU), weights that rise: the mean place drawn is where it must be, z below 5."""
+    n, k = (3000, 64) if CUDA else (200, 16)
+    g = star(n, 1).to(DEVICE)
+    weight = torch.arange(1, n + 1, dtype=torch.float32, device=DEVICE)
+    d = ops.draw(g.indptr, g.first, g.indices, torch.zeros(1, dtype=torch.long, device=DEVICE),
+                 torch.tensor([k], device=DEVICE), "multinomial", Odds(edge=weight), 2)  # fmt: skip
+    place = d.pos.double().cpu() / n
+    assert abs(float(place.mean()) - 2 / 3) < 5 * (1 / 18 / k) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_gather_sum_and_its_gradients(dtype, heads):
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(9, heads, 150, generator=g).to(dtype)
+    src, ptr = torch.randint(9, (30,), generator=g), torch.tensor([0, 4, 4, 25, 30])
+    row = torch.repeat_interleave(torch.arange(4), ptr.diff())
+    coef = torch.randn(30, heads, generator=g)
+    up = torch.randn(4, heads, 150, generator=g)
+    ours = [t.clone().to(DEVICE).requires_grad_() for t in (h, coef)]
+    out = ops.gather_sum(ours[0], src.to(DEVICE), row.to(DEVICE), ours[1], ptr.to(DEVICE))
+    out.backward(up.to(out))
+    true = [t.double().requires_grad_() for t in (h, coef)]
+    want = reference.gather_sum(true[0], src, true[1], ptr)
+    want.backward(up.to(dtype).double())
+    loose = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for a, b in ((out, want), (ours[0].grad, true[0].grad), (ours[1].grad, true[1].grad)):
+        assert float((a.detach().cpu().double() - b.detach()).norm() / b.detach().norm()) < loose
+
+
+def table_case(dtype=torch.float32):
+    """A block of fixed shape and features for it, with the same sums in plain torch."""
+    graph = small_graph()
+    sampler = make("graphsage", graph, [4]).to(DEVICE)
+    assert sampler.flatten()
+    block = sampler.sample(torch.arange(0, 16, 3))[0]
+    x = torch.randn(16, 70, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return block, x, x.double()[block.n_id.cpu()][block.src.cpu()], block.dst.cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_table_s_sums_scores_and_gradients(dtype):
+    block, x, rows, dst = table_case(dtype)
+    table = Features(x, DEVICE)
+    g = torch.Generator().manual_seed(2)
+    coef, v = torch.randn(block.num_edges, 2, generator=g), torch.randn(2, 70, generator=g)
+    a, b = (t.clone().to(DEVICE).requires_grad_() for t in (coef, v))
+    total, score = table.sum(block, a), table.dot(block, b)
+    assert not bool(total[..., 70:].any())
+    total = total[..., :70]
+    c, d = (t.double().requires_grad_() for t in (coef, v))
+    want = reference.segment_sum(c.unsqueeze(-1) * rows.unsqueeze(1), dst, block.num_dst)
+    want_score = rows @ d.t()
+    up = torch.randn(want.shape, generator=g)
+    (total * up.to(DEVICE)).sum().backward()
+    (score.square() * 0.1).sum().backward()
+    (want * up.double()).sum().backward()
+    (want_score.square() * 0.1).sum().backward()
+    for ours, true in ((total, want), (score, want_score), (a.grad, c.grad), (b.grad, d.grad)):
+        assert float((ours.detach().cpu().double() - true.detach()).norm() / true.detach().norm()) < 1e-4
+    norm = coef.double().square().sum(1) * rows.square().sum(1)
+    assert torch.allclose(table.energies(block, a).cpu().double(), norm, rtol=1e-3, atol=1e-5)
+
+
+def test_dropped_entries_are_the_same_in_every_read():
+    block, _, _, dst = table_case()
+    table = Features(torch.ones(16, 70), DEVICE)
+    drop = table.drop(0.25)
+    read = table.rows(block.n_id, drop).cpu()[:, :70]
+    assert torch.allclose(read[read > 0], torch.tensor(1 / 0.75)) and 0.6 < float((read > 0).float().mean()) < 0.9
+    total = table.sum(block, torch.ones(block.num_edges, 1, device=DEVICE), drop).squeeze(1).cpu()[:, :70]
+    want = reference.segment_sum(read[block.src.cpu()], dst, block.num_dst)
+    assert torch.allclose(total, want, rtol=1e-5)
+
+
+def test_rows_near_and_far_are_the_same_rows():
+    block, x, _, _ = table_case()
+    coef = torch.rand(block.num_edges, 1, device=DEVICE)
+    whole, split = Features(x, DEVICE), Features(x, DEVICE, cache=5, often=torch.arange(16.0))
+    assert torch.allclose(whole.sum(block, coef), split.sum(block, coef))
+    near = float((block.n_id >= 11).float().mean())
+    assert split.hit_rate() == pytest.approx(near) and split.hit_rate() == 1.0 and 0 < near < 1
+
+
+def test_full_sums_in_pieces(monkeypatch):
+    from adahop.ops import gpu_sums
+
+    monkeypatch.setattr(gpu_sums, "LONG", 8)
+    graph, nodes = small_graph(), torch.tensor([3, 0, 15, 3])
+    for dtype in (torch.float32, torch.float16):
+        h = torch.randn(16, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+        want = reference.full_sum(h.float(), graph.indptr, graph.indices, graph.weight, nodes)
+        g = graph.to(DEVICE)
+        ours = ops.full_sum(h.to(DEVICE), g.indptr, g.indices, g.weight, nodes.to(DEVICE))
+        assert torch.allclose(ours.cpu(), want, atol=1e-5)
+
+
+def learned(method: str, monkeypatch, kernels: bool, steps: int = 3, **options):
+    """The state of a policy after a few blocks and made-up energies; without kernels, numbered anew on the CPU."""
+    if not kernels:
+        monkeypatch.delenv("ADAHOP_TRITON")
+        monkeypatch.setenv("ADAHOP_REFERENCE", "1")
+    sampler = make(method, small_graph(), [2, 2], **options)
+    if kernels:
+        sampler = sampler.to(DEVICE)
+        assert sampler.flatten()
+    for _ in range(steps):
+        blocks = sampler.sample(torch.arange(1, 16, 4))
+        told = [1e3 * (b.n_id[b.src] + 1.0) * (b.weight * b.scale).square() for b in blocks]
+        sampler.update(blocks, told)
+    if not kernels:
+        monkeypatch.delenv("ADAHOP_REFERENCE")
+        monkeypatch.setenv("ADAHOP_TRITON", "1")
+    return {k: v.cpu() for k, v in sampler.policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"step": 0.9}, {"step": "paper"}, {"step": 30.0}])
+def test_exp3_learns_what_the_reference_learns(monkeypatch, options):
+    """A node that is a target several times over learns once; with the largest step, segments are brought back."""
+    ours, true = (learned("bs", monkeypatch, kernels, steps=9 if options.get("step") == 30.0 else 2, **options)
+                  for kernels in (True, False))  # fmt: skip
+    assert float((true["arms.weight"] - 1).abs().max()) > 0
+    for name, want in true.items():
+        assert torch.allclose(ours[name].double(), want.double(), rtol=1e-3, atol=1e-4), name
+
+
+def test_tracked_learns_what_the_reference_learns(monkeypatch):
+    """On draws that both sides share: uniform odds, so that the kernels' other way to draw plays no part."""
+    ours, true = (learned("graphsage", monkeypatch, k, policy="tracked", eta=0.999) for k in (True, False))
+    seen = (ours["visits"] > 0) & (true["visits"] > 0)
+    assert seen.double().mean() > 0.15
+    assert torch.allclose(ours["square"][seen], true["square"][seen], rtol=0.35)
+    assert torch.allclose(ours["level"], true["level"], rtol=0.35)
+
+
+def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False, dropout: float = 0.0, **options):
+    if not kernels:
+        monkeypatch.delenv("ADAHOP_TRITON")
+    config = Config(sizes=(2, 2), hidden=8, batch_size=8, dropout=dropout, epochs=epochs, **options,
+                    device=DEVICE if kernels else "cpu")  # fmt: skip
+    torch.manual_seed(0)
+    data = toy_data(nodes=30)
+    data.to = lambda device: moved(data, device)
+    run = Run(data, config, 0)
+    if not kernels:
+        out = [float(train.train_step(run.model, run.sampler, run.optimizer, b)) for b in run.loader]
+        monkeypatch.setenv("ADAHOP_TRITON", "1")
+        return out
+    if run.features is None:
+        assert run.sampler.flatten()
+        run.features = Features(run.data.x, DEVICE)
+    steps = capture.DeviceSteps(run, train.train_step, capture_it)
+    out = [float(steps(batch)) for _ in range(epochs) for batch in steps]
+    assert not capture_it or len(steps.recorded) > 1
+    return out
+
+
+def moved(data, device):
+    from types import SimpleNamespace
+
+    parts = {k: v.to(device) if k == "graph" or torch.is_tensor(v) else v for k, v in vars(data).items() if k != "to"}
+    return SimpleNamespace(**parts)
+
+
+@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_steps_are_the_cpu_s_steps(monkeypatch, model, arch):
+    """Uniform draws are equal, so the losses are, whatever the blocks' shape."""
+    ours, true = (losses(k, monkeypatch, model=model, arch=arch, method="graphsage", tf32=False) for k in (True, False))
+    assert ours == pytest.approx(true, rel=2e-3)
+
+
+def test_memories_too(monkeypatch):
+    ours, true = (losses(k, monkeypatch, method="s-gcn", tf32=False) for k in (True, False))
+    assert ours == pytest.approx(true, rel=2e-3)
+
+
+@on_cuda
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+@pytest.mark.parametrize("method", ["graphsage", "bs", "bs.m", "adahop", "s-gcn"])
+def test_captured_steps_are_the_eager_steps(monkeypatch, method, model):
+    """Three epochs with a last smaller batch, and dropout, whose seeds come from the same generator."""
+    if (model, method) in (("gat", "adahop"), ("gat", "s-gcn")):
+        pytest.skip("attention over all neighbours has no fixed shape")
+    one, other = (losses(True, monkeypatch, epochs=3, capture_it=c, dropout=0.1, method=method, model=model)
+                  for c in (True, False))  # fmt: skip
+    assert one == pytest.approx(other, rel=1e-3)
+
+
+@on_cuda
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_cannot_be_captured_is_said_once_and_runs(monkeypatch, broken):
+    """A step known to have no fixed shape, and one that breaks its capture off; both are the eager run."""
+    data = toy_data(nodes=50)
+    data.to = lambda device: moved(data, device)
+    if broken:
+        from adahop.memory import AttendedFirst, AttendedVariate
+
+        monkeypatch.setattr(AttendedFirst, "shaped", True)
+        monkeypatch.setattr(AttendedVariate, "shaped", True)
+    options = {"method": "adahop", "model": "gat", "sizes": (3, 3), "hidden": 8, "batch_size": 16, "epochs": 4}
+    with pytest.warns(UserWarning, match="cannot be captured") as said:
+        result = fit(data, **options, device="cuda", capture=True)
+    assert len([w for w in said if "captured" in str(w.message)]) == 1 and result.epochs == 4
+    eager = fit(data, **options, device="cuda", capture=False)
+    assert [row["loss"] for row in result.history] == pytest.approx([row["loss"] for row in eager.history], rel=2e-2)
+
+
+@on_cuda
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("model", ["gcn", "gat", "geniepath"])
+def test_every_method_runs_on_the_device(monkeypatch, method, model):
+    monkeypatch.delenv("ADAHOP_TRITON")
+    if model not in METHODS[method].models:
+        pytest.skip("the method does not serve this model")
+    data = toy_data(nodes=120)
+    data.to = lambda device: moved(data, device)
+    sizes = (30, 30) if METHODS[method].family == "layer-wise" else (3, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = fit(data, method=method, model=model, sizes=sizes, hidden=8, batch_size=32, epochs=2, device="cuda")
+    assert result.epochs == 2 and result.history[-1]["loss"] < 3
