@@ -53,8 +53,9 @@ class Tracked(Policy):
         return Odds(edge=self.graph.weight, node=self.square[layer].sqrt(), eta=self.eta)
 
     def odds_for(self, layer: int, how: str) -> Odds:
-        """Draws with replacement go by a copy of a while ago, without a scan; the others scan, and see today's."""
-        return self.copied.odds(layer, self.eta) if how == "multinomial" and self.eta > 0 else self.odds(layer)
+        """On the CPU, draws with replacement go by a copy of a while ago, without a scan; the others see today's."""
+        quick = how == "multinomial" and self.eta > 0 and self.square.device.type == "cpu"
+        return self.copied.odds(layer, self.eta) if quick else self.odds(layer)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
@@ -62,7 +63,7 @@ class Tracked(Policy):
             slots = block.slots or (int(block.ptr.diff().max()) if block.num_edges else 1)
             kernels.track(
                 block.n_id, block.num_dst, block.src, block.ptr, block.weight, block.scale, energy.contiguous(),
-                self.square[layer], self.root[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, slots,
+                self.square[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, MOST, slots,
             )  # fmt: skip
             return
         factor = block.weight * block.scale
