@@ -88,8 +88,8 @@ def fit(
 
 
 def _check(data: Any, seed: int, **functions: Any) -> None:
-    fields(data, ("graph", "x", "y", "classes", "metric", "train_mask", "val_mask", "test_mask"), "data")
-    one_of(data.metric, METRICS, "metric")
+    one_of(fields(data, ("metric",), "data").metric, METRICS, "metric")
+    fields(data, ("graph", "x", "y", "classes", "train_mask", "val_mask", "test_mask"), "data")
     count(seed, 0, "seed")
     for what, f in functions.items():
         function(f, what)
