@@ -157,7 +157,8 @@ class GNN(nn.Module):
 
         Dropout then comes after the sum instead of before it: a dropped input would be noise the memory cannot know.
         """
-        check_whole(graph, x)
+        if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
+            check_whole(graph, x)
         kinds = cast(Conv, self.convs[0]).memories
         if estimator != "plain" and not kinds:
             raise InputError(f"`estimator` must be plain for {type(self).__name__}, got {estimator}")
