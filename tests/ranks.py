@@ -81,7 +81,7 @@ def blocks(shard: Shard) -> dict:
     assert isinstance(run.team, PartedTeam)
     seeds = torch.arange(shard.low, shard.high)[:20]
     out = run.sampler.sample(seeds)
-    again = run.loader.x[out[0].n_id]
+    again = run.loader.x.index_select(0, out[0].n_id)
     assert again.shape == (out[0].num_src, shard.x.shape[1])
     told = [torch.ones(b.num_edges) for b in out]
     run.sampler.update(out, told)

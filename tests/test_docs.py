@@ -84,10 +84,12 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_parse(command):
     """They run in test_readme.py and the tests of each command; here their flags must exist."""
-    from adahop.cli import compare, convert, listing, report, reproduce, train, variance  # noqa: F401
+    from adahop.cli import bench, compare, convert, listing, report, reproduce, train, variance  # noqa: F401
 
     group = typer.main.get_command(cli.app)
     name, *words = shlex.split(command, comments=True)[1:]
+    if name == "bench":
+        group, (name, *words) = group.commands[name], words
     group.commands[name].make_context(name, words)
 
 

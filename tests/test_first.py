@@ -56,6 +56,17 @@ def test_it_says_what_the_long_way_says(name, arch, inputs, hidden):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_nobody_at_all():
+    """An empty batch, as one of several processes may have."""
+    model = models.make("gcn", 6, 8, 4)
+    graph = messy_graph().normalized(*model.graph)
+    blocks = adahop.make("bs", graph, [2, 2]).sample([])
+    with watch(model) as energy:
+        out = model(SimpleNamespace(x=Ungathered(torch.randn(graph.num_nodes, 6), blocks[0].n_id), blocks=blocks))
+    out.sum().backward()
+    assert out.shape == (0, 4) and [e.shape for e in energy] == [(0,), (0,)]
+
+
 def test_dropout_is_one_for_both_ways():
     torch.manual_seed(0)
     model = models.make("gcn", 6, 8, 4, arch="residual", dropout=0.5, layers=1)

@@ -39,6 +39,7 @@ NEVER = {
     "datasets": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.methods", "adahop.cli"),
     "config": ("adahop.loader", "adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "records": (*SAMPLERS, *MODELS, *ABOVE),
+    "checkpoint": (*SAMPLERS, *MODELS, *ABOVE),
     "plots": (*SAMPLERS, *MODELS, *ABOVE),
     "diagnostics": ("adahop.cli", "adahop.datasets", "numba", "triton"),
     "convert": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.cli"),

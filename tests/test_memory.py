@@ -137,7 +137,8 @@ def test_control_variate_is_unbiased_for_any_draw(draw, kind):
     g = normed()
     memory = memory_of(kind, X.roll(1, 0), torch.float16)
     policy = Tracked(g, 1)
-    policy.root[0] = torch.rand(60, generator=torch.Generator().manual_seed(3)) + 0.1
+    policy.square[0] = (torch.rand(60, generator=torch.Generator().manual_seed(3)) + 0.1).square()
+    policy.copied.learned(0, g.num_edges, policy.square[0])
     sampler = NeighborSampler(g, [3], policy, draw)
     seeds = torch.arange(20)
     every = torch.stack([total(memory, X, sampler.sample(seeds)[0]) for _ in range(1500)]).double()
@@ -352,11 +353,11 @@ def test_edges_without_weight_or_sense_teach_nothing():
     assert policy.root[0].tolist() == [1.0] * 4, "nothing over nothing"
 
 
-def test_tracked_state_is_twelve_bytes_a_node_and_layer():
+def test_tracked_state_is_sixteen_bytes_a_node_and_layer():
     g = star(N, HUBS)
     policy = Tracked(g, 3)
     per_node = [b for b in policy.buffers() if b.shape[-1] == g.num_nodes]
-    assert sum(b.numel() * b.element_size() for b in per_node) == 12 * 3 * g.num_nodes
+    assert sum(b.numel() * b.element_size() for b in per_node) == 16 * 3 * g.num_nodes
     assert sum(b.numel() for b in policy.buffers() if b.shape[-1] != g.num_nodes) <= 2 * 3
 
 

@@ -100,14 +100,16 @@ def sparse(path, dtype, many: int) -> None:
         os.ftruncate(f.fileno(), f.tell() + many * np.dtype(dtype).itemsize)
 
 
-def test_places_past_2_31(tmp_path, monkeypatch):
-    """Node 1's neighbours lie past place 2^31; draws, blocks and learnt weights must find them there."""
+def test_places_past_2_31(tmp_path):
+    """Node 1's neighbours lie past place 2^31; draws, uniform and weighted, and blocks must find them there."""
     start, n, k = 2**31 + 100, 50, 10
     sparse(tmp_path / "indices.npy", "<i4", start + n)
-    monkeypatch.setattr("adahop.mapped.folder._reserve", lambda f, size: os.ftruncate(f.fileno(), size))
-    with open(tmp_path / "indices.npy", "r+b") as f:
-        f.seek(-4 * n, os.SEEK_END)
-        f.write(np.arange(2, 2 + n, dtype=np.int32).tobytes())
+    sparse(tmp_path / "weight.npy", "<f4", start + n)
+    ends = {"indices": np.arange(2, 2 + n, dtype=np.int32), "weight": np.ones(n // 2, np.float32)}
+    for name, values in ends.items():
+        with open(tmp_path / f"{name}.npy", "r+b") as f:
+            f.seek(-values.nbytes, os.SEEK_END)
+            f.write(values.tobytes())
     indptr = torch.tensor([0, start, start + n] + [start + n] * n)
     graph = Graph(indptr, opened(tmp_path / "indices.npy"), None, None, indptr[:-1].clone())
     assert graph.num_edges > 2**31
@@ -117,12 +119,11 @@ def test_places_past_2_31(tmp_path, monkeypatch):
     assert int(ours.sum()) == k and bool((block.pos[ours] >= start).all()) and torch.equal(block.e_id, block.pos)
     assert torch.equal(block.n_id[block.src][ours], block.pos[ours] - start + 2)
     assert bool((block.n_id[block.src][~ours] == 0).all())
-    with on_disk(tmp_path):
-        learner = make("bs", Graph(indptr, graph.indices, None, None, graph.first), [k])
-    block = learner.sample([1])[0]
-    learner.update([block], [block.src.float()])
-    told = learner.policy.log_weight[0, start:]
-    assert float(told.abs().sum()) > 0 and bool((told != 0).nonzero().numel() <= k)
+    weights = opened(tmp_path / "weight.npy")
+    static = make("graphsage", Graph(indptr, graph.indices, weights, None, graph.first), [k], policy="static")
+    block = static.sample([1])[0]
+    assert bool((block.pos >= start + n // 2).all())  # the first half has weight 0
+    assert torch.equal(block.weight, weights[block.pos]) and torch.allclose(block.prob, torch.full((k,), 2 / n))
 
 
 # --- damage --------------------------------------------------------------------------------------------------------

@@ -150,14 +150,18 @@ class Loader:
             parts["e_id"] = torch.cat([b.e_id for b in reversed(blocks)])
             parts["edge_index"] = torch.cat([b.edge_index for b in reversed(blocks)], dim=1)
         if self.x is not None:
-            x = Ungathered(self.x, n_id)
-            parts["x"] = x if self.lean else x.gathered()
+            parts["x"] = Ungathered(self.x, n_id) if self.lean and torch.is_tensor(self.x) else _rows(self.x, n_id)
         if self.y is not None:
-            parts["y"] = self.y.index_select(0, targets)
+            parts["y"] = _rows(self.y, targets)
         weight = self.sampler.loss_weight(blocks)
         if weight is not None:
             parts["loss_weight"] = weight
         return Data(**parts).pin_memory() if self.pin else Data(**parts)
+
+
+def _rows(table: Any, ids: Tensor) -> Tensor:
+    """In parallel from a tensor; else, like rows that others keep, by their own way."""
+    return table.index_select(0, ids) if torch.is_tensor(table) else table[ids]
 
 
 def _blocks(plain: list[Any], device: torch.device) -> list[Block]:

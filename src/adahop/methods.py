@@ -56,7 +56,7 @@ WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
-        Method("adahop", "node-wise", True, "12 bytes a node, a layer (gat 14, and 8 a head); 8 a node and unit of "
+        Method("adahop", "node-wise", True, "16 bytes a node, a layer (gat 18, and 8 a head); 8 a node and unit of "
                "width (gat 4), a hidden layer", node_wise, {"policy": "tracked", "draw": "systematic"},
                estimator="exact+snapshot", instead={
                    "gat": {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},

@@ -20,7 +20,7 @@ from adahop.checks import InputError
 
 def write_whole(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
         with open(beside, "wb") as f:
             f.write(content) if isinstance(content, bytes) else content(f)

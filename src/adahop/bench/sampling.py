@@ -58,7 +58,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     rows = []
     for n in plan.threads:
         with threads(n, list(present.values())):
-            limit = lines_per_s()
+            limit = lines_per_s(clock=plan.clock)
             say(f"{n} threads: {limit['prefetch'] / 1e6:.0f} M random cache lines a second ({limit['plain'] / 1e6:.0f} "
                 "without prefetch)")  # fmt: skip
             turns = take_turns(_runners(plan, g, present), seeds, plan.rounds, plan.seconds, plan.device, plan.clock)

@@ -102,7 +102,8 @@ def degrees(
     """Microseconds a batch of one layer takes as the degree of its targets grows."""
     records = None if out is None else Records(out)
     rows = by_degree.measure(
-        graph, numbers(degrees, "degrees"), size, batch_size, threads, words(methods, "methods"), rounds, seconds, say,
+        graph, numbers(degrees, "degrees"), size, batch_size, threads, words(methods, "methods"), rounds,
+        between(seconds, 0.0, 3600.0, "seconds"), say,
         one_of(clock, CLOCKS, "clock"),
     )  # fmt: skip
     publish(rows, "degrees", records, as_json, plot=by_degree.lines)

@@ -29,6 +29,10 @@ class Oracle(Policy):
         self.asked = layer
         return Odds(edge=self.weight) if layer == self.layer else self.inner.odds(layer)
 
+    def odds_for(self, layer: int, how: str) -> Odds:
+        self.asked = layer
+        return self.odds(layer) if layer == self.layer else self.inner.odds_for(layer, how)
+
     def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
         self.asked = layer
         return None if layer == self.layer else self.inner.places(layer, dst, k, how, key)

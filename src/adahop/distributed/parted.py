@@ -37,7 +37,7 @@ class Asked:
 
 
 class Remote:
-    """Rows of all nodes, each kept by its owner: `rows[n_id]` asks for them. Every rank must ask, be it for none."""
+    """Rows of all nodes, each kept by its owner: `index_select` asks for them. Every rank must ask, be it for none."""
 
     def __init__(self, peers: Peers, shard: Shard, own: Tensor, length: int):
         self.peers, self.shard, self.own, self.length = peers, shard, own, length
@@ -45,7 +45,7 @@ class Remote:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, n_id: Tensor) -> Tensor:
+    def index_select(self, dim: int, n_id: Tensor) -> Tensor:
         return Asked(self.peers, self.shard.bounds, n_id).rows(self.own, self.shard.low)
 
 
@@ -58,7 +58,7 @@ class Own:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, n_id: Tensor) -> Tensor:
+    def index_select(self, dim: int, n_id: Tensor) -> Tensor:
         return self.own[n_id - self.low]
 
 
@@ -188,6 +188,7 @@ class PartedTeam(Team):
         return _Rows(Remote(self.peers, self.shard, data.x, n), Own(self.shard, data.y, n))
 
     def share(self, run: Any) -> None:
+        run.loader.lean = False  # rows of others are asked for once, not read where they lie
         run.loader.prefetch = 0  # a thread's calls to others would mix with the step's
         self._reseed(run)
 

@@ -36,7 +36,7 @@ class Folder:
 
     def __init__(self, path: str | Path, meta: dict[str, Any] | None = None):
         self.path, self.meta = Path(path), dict(meta or {})
-        self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        self.part = self.path.parent / f".{self.path.name}.{os.getpid()}.part"
         self.names: list[str] = []
 
     def __enter__(self) -> Folder:

@@ -31,7 +31,8 @@ def sum_first(model: Any, x: Tensor | Ungathered, block: Block) -> tuple[Tensor,
     conv, encoder = model.convs[0], model.encoder
     if model.dropout and model.training:
         x = model.drop(gathered(x))
-    own, state = model.embed(gathered(x[: block.num_dst]))
+    asked = encoder is not None or conv.asks_own
+    own, state = model.embed(gathered(x[: block.num_dst])) if asked else (block.scale, {})
     coef = block.weight * block.scale
     sums, kernel = gather(x, block, coef), conv.kernel()
     if encoder is not None:
@@ -50,8 +51,10 @@ def gathered(x: Tensor | Ungathered) -> Tensor:
 def _squares(x: Tensor, model: Any) -> Tensor:
     """|h|^2 of every source, h as the layer's listeners know it; by the square of E where x is narrower than E x."""
     conv, encoder = model.convs[0], model.encoder
+    if len(x) == 0:  # a rank without seeds; addmv would give a number instead of none
+        return x.new_zeros(0)
     if encoder is None or conv.narrows() or encoder.in_features >= encoder.out_features:
         return conv.prepare(model.embed(x)[0]).square().sum(1)
     e, b = encoder.weight, encoder.bias
-    square = torch.addmv(b.square().sum(), x, e.t() @ b, alpha=2.0)
-    return square.add_(((x @ (e.t() @ e)) * x).sum(1)).clamp_(min=0.0)
+    square = ((x @ (e.t() @ e)) * x).sum(1)
+    return square.add_(x @ (e.t() @ b), alpha=2.0).add_(b.square().sum()).clamp_(min=0.0)

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu, cpu_hop, random, reference
-from adahop.ops.kinds import DRAWS, Drawn, Flat, Hop, Odds, Tree
+from adahop.ops import cpu, cpu_hop, notice, random, reference
+from adahop.ops.kinds import DRAWS, Bound, Drawn, Flat, Hop, Odds, Tree
 from adahop.ops.prefetch import large_pages
 from adahop.ops.threads import get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Drawn", "Flat", "Hop", "Odds", "Tree", "draw", "exp3", "forget", "full_sum", "gather_sum", "get_threads",
-    "grow", "hop", "join", "large_pages", "on_gpu", "over", "random", "reference", "relabel", "segment_max",
+    "DRAWS", "Bound", "Drawn", "Flat", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum",
+    "gather_sum", "get_threads", "grow", "hop", "join", "large_pages", "notice", "on_gpu", "over", "random",
+    "reference", "relabel", "segment_max",
     "segment_sum", "set_threads", "threads",
 ]  # fmt: skip
 
@@ -71,7 +72,7 @@ def join(
     dst: Tensor, drawn: Drawn, indices: Tensor, eid: Tensor | None, weight: Tensor | None, scratch: Tensor,
     known: bool | None = None,
 ) -> Hop:  # fmt: skip
-    """Number the nodes of drawn edges as `relabel` does, and look the edges up. `known`: scratch is as in `hop`."""
+    """Number the nodes of drawn edges as `relabel` does, and look the edges up. With `known`, scratch as in `hop`."""
     if fast(dst):
         return cpu_hop.join(dst, drawn, indices, eid, weight, scratch, known)
     pos, rows = drawn.pos, torch.arange(drawn.ptr.numel() - 1, device=dst.device)
@@ -133,3 +134,8 @@ def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
 def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
     """EXP3's update in one pass, on the CPU: rule = (reward times k, paper's step, step, eta, horizon, memory)."""
     cpu.exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch)
+
+
+def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None, node: Tensor, out: Bound) -> None:
+    """The sums and reaches of weight * node[source], in one pass over all edges, on the CPU."""
+    cpu.bound(indptr, first, indices, weight, node, out)

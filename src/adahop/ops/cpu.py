@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_bandit, cpu_block
-from adahop.ops.kinds import Tree
+from adahop.ops import cpu_bandit, cpu_block, cpu_reject
+from adahop.ops.kinds import Bound, Tree
 from adahop.ops.threads import over
 
 
@@ -61,6 +61,12 @@ def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, 
     args = [t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits)]
     gain = np.empty(reward.numel(), np.float32)
     _spread(cpu_bandit.exp3, scratch, *args, rule, gain, weight.numpy(), *_sums(tree, first))
+
+
+def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None, node: Tensor, out: Bound) -> None:
+    given = [t.numpy() for t in (indptr, first, indices)]
+    w = np.empty(0, np.float32) if weight is None else weight.numpy()
+    over(cpu_reject.sum_up, first.numel(), *given, w, node.numpy(), *(t.numpy() for t in out), work=given[0])
 
 
 def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -47,7 +47,7 @@ def grow_one(a, b, lo, hi, pos, gain, w, line, sums, at, size):
         if gain[e] != 0.0:
             x = np.float32(np.float64(w[pos[e]]) * exp(np.float64(gain[e])))
             w[pos[e]] = x
-            out = bool(out or x > HIGHEST or x < LOWEST)
+            out = out or bool(x > HIGHEST) or bool(x < LOWEST)
             moved = True
     if out:
         centre(a, b, w)

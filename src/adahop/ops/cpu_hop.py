@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_block, cpu_draw, cpu_rows, cpu_tree_rows, threads
+from adahop.ops import cpu_block, cpu_draw, cpu_reject, cpu_rows, cpu_tree_rows, threads
 from adahop.ops.kinds import DRAWS, Drawn, Hop, Odds
 from adahop.ops.threads import get_threads, over, relay
 
@@ -31,6 +31,9 @@ class Plan:
         if odds.tree is not None and odds.edge is not None and how == "multinomial":
             tree = tuple(t.numpy() for t in (odds.edge, *odds.tree))
             self.kernel, given = cpu_tree_rows.tree_rows, (*given[:4], key, odds.eta, tree)
+        elif odds.bound is not None and odds.eta > 0.0 and how == "multinomial":
+            bound = tuple(t.numpy() for t in odds.bound)
+            self.kernel, given = cpu_reject.reject_rows, (*given[:4], key, _odds(odds), indices.numpy(), bound)
         elif not plain:
             self.kernel, given = cpu_rows.weighted_rows, (*given, _odds(odds), indices.numpy())
             self.work = np.concatenate([[0], np.cumsum(start[1] + 16)])

@@ -131,7 +131,7 @@ def exp3(node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visit
     )  # fmt: skip
 
 
-def track(n_id, targets, src, ptr, weight, scale, energy, square, root, visits, level, memory, few, slots) -> None:
+def track(n_id, targets, src, ptr, weight, scale, energy, square, visits, level, memory, few, most, slots) -> None:
     """One update of the tracked norms of the sources of a block; `level` is one number, in place."""
     m = src.numel()
     if m == 0:
@@ -148,4 +148,4 @@ def track(n_id, targets, src, ptr, weight, scale, energy, square, root, visits, 
     blocks = (-(-m // 256),)
     gpu_learn.track_mean[blocks](n_id, src, total, times, mean, seen, m, TB=256)
     gpu_learn.track_level[(1,)](level, seen, float(few))
-    gpu_learn.track_put[blocks](n_id, src, mean, level, square, root, visits, memory, m, TB=256)
+    gpu_learn.track_put[blocks](n_id, src, mean, level, square, visits, memory, most, m, TB=256)

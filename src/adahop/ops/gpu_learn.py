@@ -152,16 +152,15 @@ def track_level(level, seen, few):
 
 
 @triton.jit(do_not_specialize=["edges"])
-def track_put(n_id, src, mean, level, square, root, visits, memory, edges, TB: tl.constexpr):
+def track_put(n_id, src, mean, level, square, visits, memory, most, edges, TB: tl.constexpr):
     """The running average of each node seen."""
     e = tl.program_id(0) * TB + tl.arange(0, TB)
     x = tl.load(mean + e, mask=e < edges, other=-1.0)
     ok, today = x >= 0.0, tl.load(level)
     j = tl.load(n_id + tl.load(src + e, mask=ok, other=0), mask=ok, other=0)
-    times = tl.load(visits + j, mask=ok, other=0) + 1
+    times = tl.minimum(tl.load(visits + j, mask=ok, other=0).to(tl.int32) + 1, most)
     old = tl.load(square + j, mask=ok, other=1.0)
     rate = tl.maximum(1.0 / (times + 1).to(tl.float32), memory)
     new = tl.where(today > 0.0, old + rate * (x / tl.maximum(today, 1e-38) - old), old)
-    tl.store(visits + j, times, mask=ok)
+    tl.store(visits + j, times.to(tl.int16), mask=ok)
     tl.store(square + j, new, mask=ok)
-    tl.store(root + j, tl.sqrt(new), mask=ok)

@@ -17,6 +17,13 @@ class Tree(NamedTuple):
     sums: Tensor  # [lines * 16]
 
 
+class Bound(NamedTuple):
+    """What draws by rejection need of x = edge * node[source], see `adahop.ops.cpu_reject`."""
+
+    total: Tensor  # [N] sum of x over a node's neighbours
+    reach: Tensor  # [N] int16: n max x / sum x
+
+
 class Odds(NamedTuple):
     """What a policy says: edge j of a node is drawn in proportion (1 - eta) w_j / sum w + eta / n.
 
@@ -27,6 +34,7 @@ class Odds(NamedTuple):
     node: Tensor | None = None
     eta: float = 0.0
     log: bool = False
+    bound: Bound | None = None  # sums and maxima of `edge` times `node`, where they are kept
     tree: Tree | None = None  # the sums of `edge`, where they are kept; the weights are then positive
 
 

@@ -17,8 +17,8 @@ from adahop.policies.tracked import Tracked
 class Attended(Tracked):
     """q_ij in proportion to a_ij sqrt(v_j), for GAT: a_ij = softmax over all neighbours of act(s_i + t_j).
 
-    s and t, as they were when a node was last a target or a source, are kept beside the norm v of `Tracked`: 12 + 8
-    bytes a node, layer and head. A node never seen has the mean of the others. A draw reads n numbers a target.
+    s and t, as they were when a node was last a target or a source, are kept beside the norm v of `Tracked`: 18 bytes a
+    node and layer, and 8 a head. A node never seen has the mean of the others. A draw reads n numbers a target.
 
     >>> policy = Attended(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.chances(0, torch.tensor([0]))[2].tolist()
@@ -58,7 +58,7 @@ class Attended(Tracked):
         score = leaky_relu(self._score(0, layer, dst)[row] + self._score(1, layer, src), self.slope)
         raw = (score - segment_max(score, row, dst.numel())[row]).exp()
         share = raw / segment_sum(raw, row, dst.numel())[row]
-        return row, place, share.square().sum(1).sqrt() * self.root[layer][src]
+        return row, place, share.square().sum(1).sqrt() * self.square[layer][src].sqrt()
 
     def _score(self, end: int, layer: int, node: Tensor) -> Tensor:
         known = self.known[end, layer][node].unsqueeze(1)

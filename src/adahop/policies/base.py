@@ -29,15 +29,19 @@ class Policy(nn.Module):
     def odds(self, layer: int) -> Odds:
         return Odds()
 
+    def odds_for(self, layer: int, how: str) -> Odds:
+        """The odds where they may depend on the kind of draw."""
+        return self.odds(layer)
+
     def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
-        """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to `odds`."""
+        """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to the odds."""
         return None
 
     def draw(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
         """The places drawn for the targets, with this policy's scale."""
         drawn, g = self.places(layer, dst, k, how, key), self.graph
         if drawn is None:
-            drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds(layer), key)
+            drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds_for(layer, how), key)
         return self.scaled(dst, drawn)
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:

@@ -11,7 +11,9 @@ from adahop.checks import between
 from adahop.graph import Graph
 from adahop.ops import Odds
 from adahop.policies.base import Policy
+from adahop.policies.copied import Copied
 
+MOST = 32_000  # visits that are counted
 LEVEL = 256  # nodes whose mean is trusted as the level of the day; fewer are averaged with those before
 
 
@@ -19,7 +21,7 @@ class Tracked(Policy):
     """q_ij in proportion to a_ij sqrt(v_j), v_j an exponential average of |m_j|^2 / level, mixed with `eta` uniform.
 
     |m_j|^2 = energy / (weight scale)^2 belongs to node j, not to the edge: what one parent sees serves all, and the
-    state is 12 bytes a node and layer. The average of squares is what minimises the variance when h_j itself is noisy
+    state is 16 bytes a node and layer. The average of squares is what minimises the variance when h_j itself is noisy
     (sampled below, dropout). `level` is the mean |m|^2 of the day: as a model learns, all norms grow together, and a
     node seen long ago must not look small for it. v starts at 1, the typical node, and counts as one sight.
 
@@ -30,7 +32,6 @@ class Tracked(Policy):
 
     learns = True
     square: Tensor
-    root: Tensor
     visits: Tensor
     level: Tensor
 
@@ -39,12 +40,22 @@ class Tracked(Policy):
         self.eta, self.memory = between(eta, 0.0, 0.999, "eta"), between(memory, 0.0, 1.0, "memory")
         n, device = graph.num_nodes, graph.device
         self.register_buffer("square", torch.ones(layers, n, device=device))
-        self.register_buffer("root", torch.ones(layers, n, device=device))
-        self.register_buffer("visits", torch.zeros(layers, n, dtype=torch.int32, device=device))
+        self.register_buffer("visits", torch.zeros(layers, n, dtype=torch.int16, device=device))
         self.register_buffer("level", torch.zeros(layers, device=device))  # 0: nothing seen yet
+        self.copied = Copied(graph, layers)
+
+    @property
+    def root(self) -> Tensor:
+        """[layers, N] the norms as they are known today."""
+        return self.square.sqrt()
 
     def odds(self, layer: int) -> Odds:
-        return Odds(edge=self.graph.weight, node=self.root[layer], eta=self.eta)
+        return Odds(edge=self.graph.weight, node=self.square[layer].sqrt(), eta=self.eta)
+
+    def odds_for(self, layer: int, how: str) -> Odds:
+        """On the CPU, draws with replacement go by a copy of a while ago, without a scan; the others see today's."""
+        quick = how == "multinomial" and self.eta > 0 and self.square.device.type == "cpu"
+        return self.copied.odds(layer, self.eta) if quick else self.odds(layer)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
@@ -52,7 +63,7 @@ class Tracked(Policy):
             slots = block.slots or (int(block.ptr.diff().max()) if block.num_edges else 1)
             kernels.track(
                 block.n_id, block.num_dst, block.src, block.ptr, block.weight, block.scale, energy.contiguous(),
-                self.square[layer], self.root[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, slots,
+                self.square[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, MOST, slots,
             )  # fmt: skip
             return
         factor = block.weight * block.scale
@@ -64,11 +75,12 @@ class Tracked(Policy):
         if mean.numel() == 0:
             return
         node, level = block.n_id[here], self._level(layer, mean)
-        visits = self.visits[layer, node] + 1
+        visits = (self.visits[layer, node] + 1).clamp(max=MOST)
         rate = (1.0 / (visits + 1)).clamp(min=self.memory)
         old = self.square[layer, node]
         new = torch.where(level > 0, old + rate * (mean / level.clamp(min=1e-38) - old), old)
-        self.visits[layer, node], self.square[layer, node], self.root[layer, node] = visits, new, new.sqrt()
+        self.visits[layer, node], self.square[layer, node] = visits, new
+        self.copied.learned(layer, block.num_edges, self.square[layer])
 
     def _level(self, layer: int, mean: Tensor) -> Tensor:
         """The mean |m|^2 of the nodes seen today, averaged with the days before where they are few."""

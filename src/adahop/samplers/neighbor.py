@@ -70,26 +70,24 @@ class NeighborSampler(Sampler):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
-            k = self.many(layer, dst, weighs)
-            drawn = self.policy.places(layer, dst, k, self.how, self.key(layer))
-            if drawn is None:
-                block, known = self.hop(layer, dst, k, known), True
-            else:
-                if known:
-                    ops.forget(dst, self._scratch)
-                block, known = self.block(dst, self.policy.scaled(dst, drawn)), False
+            block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
             blocks.append(block)
-            dst, weighs = block.n_id, passed_down(block, weighs, self.graph) if self.budget else weighs
+            weighs = passed_down(block, weighs, self.graph) if self.budget else weighs
+            dst, known = block.n_id, True
         if known:
             ops.forget(dst, self._scratch)
         return blocks[::-1]
 
     def hop(self, layer: int, dst: Tensor, k: Tensor, known: bool) -> Block:
         """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
-        g = self.graph
-        hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how, self.policy.odds(layer),
-                      self.key(layer), self._scratch, known)  # fmt: skip
-        return as_block(dst, hop._replace(drawn=self.policy.scaled(dst, hop.drawn)))
+        g, policy, key = self.graph, self.policy, self.key(layer)
+        drawn = policy.places(layer, dst, k, self.how, key)
+        if drawn is None:
+            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how,
+                          policy.odds_for(layer, self.how), key, self._scratch, known)  # fmt: skip
+        else:
+            hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
+        return as_block(dst, hop._replace(drawn=policy.scaled(dst, hop.drawn)))
 
     def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""
