@@ -36,9 +36,10 @@ class Dot(torch.autograd.Function):
 
 
 def widened(weight: Tensor, h: Tensor) -> Tensor:
-    """W with as many columns as h: h may carry zeros after its own, as products like round widths."""
+    """W with as many columns as h: on a GPU, h may carry zeros after its own up to a multiple of 64, for products."""
     extra = h.shape[-1] - weight.shape[-1]
-    return pad(weight, (0, extra)) if extra else weight
+    round_width = h.shape[-1] % 64 == 0 and 0 < extra < 64 and ops.on_gpu(h) is not None
+    return pad(weight, (0, extra)) if round_width else weight
 
 
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

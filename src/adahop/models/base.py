@@ -107,7 +107,7 @@ class GNN(nn.Module):
         """The first layer from the table of raw features: sum a (E x + b) = E (sum a x) + b sum a."""
         conv = cast(Conv, self.convs[0])
         drop = features.drop(self.dropout) if self.training and self.dropout else None
-        own, state = self.embed(self.rows(features, block, block.num_dst, drop))
+        own, state = self.embed(self.rows(features, block, block.num_dst, drop), wide=True)
         total = conv.raw_total(features, own, block, self.encoder, drop)
         return self.act(0, conv.combine(total, own), state), state
 
@@ -117,15 +117,15 @@ class GNN(nn.Module):
         if self.encoder is None and not conv.asks_own and (many is not None or (memory and not memory.draws)):
             return torch.empty(0, device=block.scale.device)
         x = features.rows(block.n_id[:many], drop)
-        return x if self.encoder is not None else x[:, : features.value.shape[1]]
+        return x if many is not None and self.encoder is not None else x[:, : features.value.shape[1]]
 
     def encode(self, x: Tensor) -> tuple[Tensor, State]:
         return self.embed(self.drop(x))
 
-    def embed(self, x: Tensor) -> tuple[Tensor, State]:
+    def embed(self, x: Tensor, wide: bool = False) -> tuple[Tensor, State]:
         if self.encoder is None:
             return x, {}
-        z = mapped(x, self.encoder.weight, self.encoder.bias)
+        z = mapped(x, self.encoder.weight, self.encoder.bias) if wide else self.encoder(x)
         return z, {"z": z} if self.arch == "residual" else {}
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
