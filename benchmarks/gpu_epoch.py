@@ -177,7 +177,7 @@ def updates(norm: Graph, parts: tuple, stream: Any) -> dict[str, Any]:
         src = torch.cat([torch.arange(rows, device=DEV)[:, None],
                          rows + torch.arange(rows * 10, device=DEV).view(rows, 10)], 1).flatten()  # fmt: skip
         out[f"track_{rows}"] = clock(lambda: gpu.track(
-            f.n_id, rows, src, ptr, f.weight, f.scale, energy, node, mean, visits, mean[:1], 0.2, 256, 11))  # noqa: B023  # fmt: skip
+            f.n_id, rows, src, ptr, f.weight, f.scale, energy, node, visits, mean[:1], 0.2, 256, 50, 11))  # noqa: B023  # fmt: skip
     return out
 
 
