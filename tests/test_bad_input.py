@@ -162,7 +162,8 @@ EXEMPT = {
     "pyg.callback", "pyg.scale_messages", "pyg.scaled", "pyg.stats", "models.MODELS", "models.GCN", "models.SAGE",
     "models.GNN", "models.Conv", "models.GCNConv", "models.SAGEConv", "models.GATConv", "models.BreadthConv",
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
-    "Graph.num_edges", "Graph.num_nodes", "Loader.batch", "Loader.state_dict", "diagnostics.Measured",
+    "Graph.num_edges", "Graph.num_nodes", "Loader.batch", "Loader.seeds", "Loader.state_dict",
+    "diagnostics.Measured",
     "diagnostics.Truth", "diagnostics.check", "diagnostics.gradient_variance", "diagnostics.measure",
     "diagnostics.probe_nodes",
 }  # fmt: skip

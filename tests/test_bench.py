@@ -224,7 +224,7 @@ def test_state_is_weighed_from_what_is_held():
     assert weigh("graphsage", g, [5, 5], 8) == {"bytes_per_edge": 0.0, "bytes_per_node": pytest.approx(0.0, abs=0.1)}
     assert 4.0 <= weigh("bs", g, [5, 5], 8)["bytes_per_edge"] <= 10.0
     tracked = weigh("graphsage:policy=tracked", g, [5, 5], 8)
-    assert tracked["bytes_per_edge"] == 0.0 and 8.0 <= tracked["bytes_per_node"] <= 16.0
+    assert tracked["bytes_per_edge"] == 0.0 and 8.0 <= tracked["bytes_per_node"] <= 16.1  # and two numbers a layer
 
 
 # --- commands ------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_oracle_leaves_the_other_layers_to_the_policy():
     g = messy_graph().normalized("row")
     inner = make("bs", g, [2, 2]).policy
     policy = Oracle(inner, 1, torch.ones(g.num_edges))
-    assert policy.odds(0).log and not policy.odds(1).log
+    assert policy.odds(0).eta == inner.eta > 0 == policy.odds(1).eta
     thanos = make("thanos", g, [2, 2])
     policy = Oracle(thanos.policy, 1, None)
     drawn = ops.Drawn(torch.tensor([0, 1]), g.first[3:4] + 0, torch.ones(1), torch.full((1,), 7.0))

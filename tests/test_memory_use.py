@@ -34,7 +34,7 @@ from adahop.checks import RoomError
 torch.set_num_threads(1)
 n, many = 200_000, 4_000_000
 graph = adahop.Graph.from_csr(torch.arange(n + 1) * (many // n), torch.arange(many) % n)
-data = adahop.load("synthetic:2000,20000,16,2")
+row, data = graph.normalized(), adahop.load("synthetic:2000,20000,16,2")
 warm = adahop.fit(data, epochs=1, sizes=(2, 2), hidden=4)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 150 * 2**20,) * 2)
@@ -42,7 +42,7 @@ for what in (
     lambda: adahop.make("bs", graph, [2] * 20),
     lambda: adahop.make("graphsage", graph, [2] * 400, policy="tracked"),
     lambda: adahop.models.make("gcn", 16, 20_000, 2, layers=2),
-    lambda: adahop.models.make("gcn", 16, 64, 2).remember("history", graph.normalized(), torch.zeros(n, 16)),
+    lambda: adahop.models.make("gcn", 16, 64, 2).remember("history", row, torch.zeros(n, 16)),
     lambda: adahop.fit(data, epochs=1, sizes=(2, 2), hidden=20_000, model="sage", arch="plain"),
 ):
     try:

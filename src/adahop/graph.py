@@ -21,6 +21,7 @@ from adahop.checks import (
     flag,
     in_range,
     one_of,
+    room_for,
     whole,
 )
 from adahop.ops import large_pages
@@ -164,6 +165,7 @@ class Graph:
         """One weight a place in the CSR."""
         return self.weight if self.weight is not None else torch.ones(self.num_edges, device=self.device)
 
+    @room_for("the weights of a normalised graph")
     def normalized(self, kind: str | None = "row", self_loops: bool = True) -> Graph:
         """Weights of A + I (or A), divided by the row sums ("row"), by both roots ("sym"), or left (None).
 

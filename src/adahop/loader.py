@@ -160,8 +160,8 @@ class Loader:
 
 
 def _rows(table: Any, ids: Tensor) -> Tensor:
-    """In parallel from a tensor; else, like rows that others keep, by their own way."""
-    return table.index_select(0, ids) if torch.is_tensor(table) else table[ids]
+    """Some rows, in parallel where it is a tensor; what others keep has an `index_select` of its own."""
+    return table.index_select(0, ids) if hasattr(table, "index_select") else table[ids]
 
 
 def _blocks(plain: list[Any], device: torch.device) -> list[Block]:
