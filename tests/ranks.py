@@ -22,7 +22,7 @@ RUNS = {
     "graphsage": {}, "bs": {}, "adahop": {}, "bs.m": {"model": "gat"}, "bliss": {"sizes": (64, 64)},
     "as-gcn": {"sizes": (64, 64)}, "graphsaint": {},
 }  # fmt: skip
-PARTED = {"graphsage": {}, "bs": {"model": "gat"}, "adahop": {"estimator": "plain"}}
+PARTED = {"graphsage": {}, "bs": {"model": "gat"}, "adahop": {}}
 
 
 def digest(tensors) -> str:

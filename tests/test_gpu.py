@@ -276,7 +276,7 @@ def test_tracked_learns_what_the_reference_learns(monkeypatch):
 def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False, dropout: float = 0.0, **options):
     if not kernels:
         monkeypatch.delenv("ADAHOP_TRITON")
-    config = Config(sizes=(2, 2), hidden=8, batch_size=8, dropout=dropout, epochs=epochs, **options,
+    config = Config(sizes=(2, 2), hidden=8, batch_size=7, dropout=dropout, epochs=epochs, **options,
                     device=DEVICE if kernels else "cpu")  # fmt: skip
     torch.manual_seed(0)
     data = toy_data(nodes=30)

@@ -20,7 +20,7 @@ from adahop.features import Features
 from adahop.loader import Loader
 from adahop.mapped import on_disk
 from adahop.memory import Memory
-from adahop.methods import METHODS
+from adahop.methods import METHODS, OTHER
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
 
@@ -84,7 +84,7 @@ class Average:
                 mean.data, p.data = p.data, mean.data
 
 
-def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]:
+def assemble(data: Any, config: Config, seed: int, remembers: bool = True) -> tuple[models.GNN, Sampler]:
     """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
     model = models.make(
         config.model, data.x.shape[1], config.hidden, data.classes, layers=len(config.sizes), arch=config.arch,
@@ -92,7 +92,7 @@ def assemble(data: Any, config: Config, seed: int) -> tuple[models.GNN, Sampler]
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
     known = {"features": data.x}
-    method = METHODS[config.method].on(config.model)
+    method = METHODS[config.method].on(config.model if remembers else OTHER)
     options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
     if options.get("policy") == "attended":
         options.setdefault("heads", getattr(model.convs[0], "heads", 1))
@@ -120,9 +120,10 @@ class Run:
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
         self.team = team(self.data)
-        self.team.allow(config.estimator or METHODS[config.method].on(config.model).estimator)
+        kind = config.model if self.team.remembers else OTHER
+        self.team.allow(config.estimator or METHODS[config.method].on(kind).estimator)
         with on_disk(config.state):
-            self.model, sampler = assemble(self.data, config, seed)
+            self.model, sampler = assemble(self.data, config, seed, self.team.remembers)
         self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}

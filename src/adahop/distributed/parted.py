@@ -168,6 +168,8 @@ class Halo:
 class PartedTeam(Team):
     """Ranks that own a part each: seeds, draws, features and policy state of a node are its owner's business."""
 
+    remembers = False
+
     def __init__(self, shard: Shard):
         super().__init__()
         self.shard = shard

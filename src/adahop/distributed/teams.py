@@ -24,6 +24,7 @@ class Alone:
     """One process: every call does nothing."""
 
     rank, size = 0, 1
+    remembers = True  # whether a model may have memories, which hold something of every node
     peers: Peers | None = None
 
     def net(self, model: nn.Module) -> nn.Module:
