@@ -16,7 +16,7 @@ import torch
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_kernels_interpreted():
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_gpu.py"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "test_gpu.py"]
     done = subprocess.run(command, cwd=Path(__file__).parent, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    assert done.stdout.count(".") > 40, done.stdout  # not all of them skipped
