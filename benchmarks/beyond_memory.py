@@ -4,7 +4,8 @@
 
 Makes the graph straight on disk (once), then trains from the folder in a process of its own whose memory is limited:
 by a memory control group where one can be made (page cache counts), else by RLIMIT_DATA (mapped pages do not). Then the
-same steps with everything in memory, unlimited, for the throughput beside; `--steps-only` leaves the evaluation out.
+same steps with everything in memory, unlimited, for the throughput beside; `--steps-only` leaves the evaluation
+out, `--cached` leaves in the page cache what is there.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def forget(folder: str) -> None:
 
 def limited(args: argparse.Namespace, folder: str) -> dict:
     """The child under the limit, and what the limit was."""
-    forget(folder)
+    if not args.cached:
+        forget(folder)
     command = [sys.executable, __file__, "--child", "--folder", folder, *passed(args)]
     with group(args.limit_mib * 2**20) as home:
         join = None if home is None else lambda: (home / "cgroup.procs").write_text(str(os.getpid()))
@@ -219,7 +221,7 @@ def main() -> None:
     parser.add_argument("--method", default="bs")
     parser.add_argument("--state")
     parser.add_argument("--json")
-    for flag in ("child", "rlimit", "memory", "no-memory", "steps-only"):
+    for flag in ("child", "rlimit", "memory", "no-memory", "steps-only", "cached"):
         parser.add_argument(f"--{flag}", action="store_true")
     args = parser.parse_args()
     args.state = args.state or str(Path(args.folder).parent / "state")

@@ -49,6 +49,10 @@ def plans(methods: list[str]) -> list[list[str]]:
     for name in methods:
         sizes = "60,60" if METHODS[name].family == "layer-wise" else "3,3"
         found += [["--method", name, "--sizes", sizes, "--prefetch", p] for p in ("0", "2")]
+    if "adahop" in methods:  # what the preset takes for attention, and a budget
+        more = ("--model gat", "--model gat --heads 2 --prefetch 2", "--estimator plain --option budget=true")
+        sizes = ("3,3", "3,3", "200,100")
+        found += [["--method", "adahop", "--sizes", k, *text.split()] for k, text in zip(sizes, more, strict=True)]
     if "bs" in methods:
         more = ("--estimator exact+history", "--estimator snapshot --average 0.9", "--estimator history --model gat",
                 "--option policy=tracked --prefetch 1", "--model geniepath", "--checkpoint-every auto")  # fmt: skip
