@@ -110,7 +110,8 @@ def run(task: Task, folder: str, device: str) -> dict[str, Any]:
     return {
         **task._asdict(), "test": result.test, "val": result.val, "metric": data.metric, "hidden": hidden, "lr": lr,
         "epochs": epochs, "device": device, "layers": probe.rows, "normaliser": normaliser,
-        "seconds": result.history[-1]["seconds"], "wall": time.perf_counter() - began, "curve": [[h["epoch"], h["val"], h["test"]] for h in result.history],
+        "seconds": result.history[-1]["seconds"], "wall": time.perf_counter() - began,
+        "curve": [[h["epoch"], h["val"], h["test"]] for h in result.history],
     }  # fmt: skip
 
 
