@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 GRAPHS = {  # file: hidden, epochs
     "ppi_rebuilt_labels": (256, 12),
-    "amazon_computers": (64, 20),
-    "tolokers": (64, 20),
-    "cora": (64, 20),
-    "pubmed": (64, 10),
-    "blogcatalog_attr": (64, 8),
-    "flickr_small_attr": (64, 8),
-    "coauthor_physics": (64, 4),
+    "amazon_computers": (64, 40),
+    "tolokers": (64, 40),
+    "cora": (64, 40),
+    "pubmed": (64, 40),
+    "blogcatalog_attr": (64, 40),
+    "flickr_small_attr": (64, 40),
+    "coauthor_physics": (64, 15),
 }
 LR, DROPOUT, DECAY, AVERAGE = (3e-3, 1e-2), (0.0, 0.1, 0.3, 0.5), (0.0, 1e-3), (0.0, 0.99)
 FINAL, TRIAL = 4, 100  # candidates that get two more runs; the first seed of the runs that choose
