@@ -49,7 +49,8 @@ class Task(NamedTuple):
 
 def compared() -> list[tuple[str, str, int]]:
     both = [(g, m, k) for g in GRAPHS for m, k in (("adahop", 2), ("graphsage", 10))]
-    return [*both, ("ppi_rebuilt_labels", "adahop", 10)]
+    few = [(g, "adahop, exact", 2) for g in ("cora", "pubmed", "blogcatalog_attr", "flickr_small_attr")]
+    return [*both, ("ppi_rebuilt_labels", "adahop", 10), *few]
 
 
 @functools.cache
@@ -69,9 +70,11 @@ def run(task: Task, folder: str, device: str) -> dict[str, Any]:
     hidden, epochs = GRAPHS[task.graph]
     data = loaded(str(Path(folder) / f"{task.graph}.npz"))
     began = time.perf_counter()
+    method, _, estimator = task.method.partition(", ")
     result = adahop.fit(
-        data, method=task.method, sizes=(task.k, task.k), hidden=hidden, epochs=epochs, lr=task.lr, batch_size=256,
-        dropout=task.dropout, weight_decay=task.decay, average=task.average, seed=task.seed, device=device,
+        data, method=method, estimator=estimator or None, sizes=(task.k, task.k), hidden=hidden, epochs=epochs,
+        lr=task.lr, batch_size=256, dropout=task.dropout, weight_decay=task.decay, average=task.average,
+        seed=task.seed, device=device,
     )  # fmt: skip
     row = {**task._asdict(), "val": result.val, "epoch": result.best_epoch, "device": device}
     if task.seed < TRIAL:

@@ -344,7 +344,7 @@ def test_a_probe_looks_at_a_captured_run():
     from adahop.diagnostics import Probe
 
     data, options = load("digits"), {"method": "bs", "sizes": (3, 3), "epochs": 3, "device": "cuda", "capture": True}
-    probe = Probe(data, every=9, against=("uniform", "oracle"), gradient=True)
+    probe = Probe(data, every=5, against=("uniform", "oracle"), gradient=True)
     seen, alone = fit(data, **options, probe=probe), fit(data, **options)
     assert len(probe.rows) >= 4 and all(0.2 < row["over_oracle"] < 5 for row in probe.rows)
     assert [h["loss"] for h in seen.history] == pytest.approx([h["loss"] for h in alone.history], rel=1e-3)
