@@ -136,8 +136,7 @@ class GNN(nn.Module):
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
         """One layer for the targets `own` and what they carry."""
-        conv = cast(Conv, self.convs[layer])
-        memory = self.memory(layer)
+        conv, memory = cast(Conv, self.convs[layer]), self.memory(layer)
         if memory is not None and not self.whole:
             total = memory.total(conv, h, own, block, self.encoder if layer == 0 else None, self.drop)
             if conv.tap is not None:
