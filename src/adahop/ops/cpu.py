@@ -59,8 +59,8 @@ def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
 
 def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
     args = [t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits)]
-    gain = np.empty(reward.numel(), np.float32)
-    _spread(cpu_bandit.exp3, scratch, *args, rule, gain, weight.numpy(), *_sums(tree, first))
+    times = np.empty(reward.numel())
+    _spread(cpu_bandit.exp3, scratch, *args, rule, times, weight.numpy(), *_sums(tree, first))
 
 
 def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None, node: Tensor, out: Bound) -> None:

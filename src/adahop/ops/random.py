@@ -116,6 +116,12 @@ def base(key, node):
 
 
 @nb.njit(inline="always")
+def draw64(base, i):
+    """The bits of a node's i-th draw."""
+    return mix(base + np.uint64(i + 1) * _GOLD)
+
+
+@nb.njit(inline="always")
 def draw32(base, i):
     """The upper 32 bits of a node's i-th draw."""
     return mix(base + np.uint64(i + 1) * _GOLD) >> _S32
