@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 from numba import extending
+from numba.core import types
 
 WIDE = 16
 intrinsic: Any = extending.intrinsic  # its types do not know that the first argument is numba's own
