@@ -53,7 +53,7 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
 
 
 def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
-    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, weight)]
+    args = [t.numpy() for t in (dst, ptr, pos, gain.double().exp(), first, indptr, weight)]
     _spread(cpu_bandit.grow, scratch, *args, *_sums(tree, first))
 
 
@@ -76,7 +76,7 @@ def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spread(kernel, scratch: Tensor, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
-    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, in order
-        kernel(0, len(dst), dst, ptr, *given)
+    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, row after row
+        kernel(0, len(dst), dst, ptr, 1, *given)
     else:
-        over(kernel, len(dst), dst, ptr, *given, work=ptr)
+        over(kernel, len(dst), dst, ptr, cpu_bandit.GROUP, *given, work=ptr)

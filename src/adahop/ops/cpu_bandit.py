@@ -16,21 +16,6 @@ HIGHEST, LOWEST, LEAST = np.float32(np.exp(HIGH)), np.float32(np.exp(LOW)), np.f
 
 
 @part
-def ask(t, rows, dst, ptr, pos, first, w, line, sums):
-    """Ask for the lines that the target AHEAD of t will write, and for those that say where they are."""
-    if t + 2 * AHEAD < rows:
-        prefetch(first, dst[t + 2 * AHEAD])
-        prefetch(line, dst[t + 2 * AHEAD])
-    if t + AHEAD < rows:
-        v = dst[t + AHEAD]
-        o = np.int64(line[v]) * WIDE - first[v] // WIDE
-        for e in range(ptr[t + AHEAD], ptr[t + AHEAD + 1]):
-            prefetch_write(w, pos[e])
-            if line[v] >= 0:
-                prefetch_write(sums, o + pos[e] // WIDE)
-
-
-@part
 def exp(x):
     """e^x for x in [-1, 1], where a bandit's gains are: a few terms of x/4, as good as float32 can tell."""
     y = 0.25 * x
@@ -40,114 +25,118 @@ def exp(x):
     return z * z
 
 
-@part
-def grow_one(a, b, lo, hi, pos, times, w, line, sums):
-    """w[pos] *= times for the edges lo..hi of one target; a segment that left its reach is brought back."""
+@kernel
+def steps(lo, hi, dst, ptr, prob, scale, reward, first, indptr, mean, visits, rule, times):
+    """times = e^gain of EXP3 for the edges of the targets lo..hi, whose means and visits move on."""
+    times_k, paper, step, eta, horizon, memory = rule
+    for t in range(lo, hi):
+        if t + AHEAD < hi:
+            prefetch_write(mean, dst[t + AHEAD])
+            prefetch_write(visits, dst[t + AHEAD])
+            prefetch(first, dst[t + AHEAD])
+            prefetch(indptr, dst[t + AHEAD] + 1)
+        k, got, v = 0.0, 0.0, dst[t]
+        for e in range(np.uint64(ptr[t]), np.uint64(ptr[t + 1])):
+            drawn = prob[e] < 1.0
+            k += 1.0 if drawn else 0.0
+            got += np.float64(reward[e]) if drawn else 0.0
+        n, unit, sound, shift = np.float64(indptr[v + 1] - first[v]), k if times_k else 1.0, k > 0.0, 0.0
+        visits[v] += sound
+        if paper:
+            often = horizon if horizon > 0.0 else np.float64(visits[v])
+            x = np.sqrt((1.0 - eta) * eta**4 * k**5 * max(np.log(n / k), 0.0) / (often * n**4)) * unit
+        else:
+            m = np.float64(mean[v])
+            m += max(1.0 / visits[v], memory) * (got * unit / k - m)
+            sound = sound and np.isfinite(np.float32(m))
+            mean[v] = m if sound else mean[v]
+            shift = (step if step >= 0.0 else -step * np.sqrt(k)) / n
+            x = shift * unit / max(np.float64(np.float32(m)), 1e-38)
+        x, shift = (x, shift) if sound else (0.0, 0.0)
+        for e in range(np.uint64(ptr[t]), np.uint64(ptr[t + 1])):
+            y = (x * np.float64(reward[e]) - shift) * np.float64(scale[e])  # 1 / (k q) is the scale
+            times[e] = y if prob[e] < 1.0 and abs(y) < np.inf else 0.0
+    for e in range(np.uint64(ptr[lo]), np.uint64(ptr[hi])):
+        times[e] = exp(min(max(times[e], -1.0), 1.0))
+
+
+@kernel
+def multiply(lo, hi, rows, dst, ptr, pos, times, first, w, line, sums):
+    """w[pos] *= times for the edges of the targets lo..hi; whether a weight left its reach."""
     out = False
-    for e in range(lo, hi):
-        if times[e] != 1.0:
+    for t in range(lo, hi):
+        if t + 2 * AHEAD < rows:
+            prefetch(first, dst[t + 2 * AHEAD])
+            prefetch(line, dst[t + 2 * AHEAD])
+        if t + AHEAD < rows:
+            v = dst[t + AHEAD]
+            o = np.int64(line[v]) * WIDE - first[v] // WIDE
+            for e in range(ptr[t + AHEAD], ptr[t + AHEAD + 1]):
+                prefetch_write(w, pos[e])
+                if line[v] >= 0:
+                    prefetch_write(sums, o + pos[e] // WIDE)
+        for e in range(ptr[t], ptr[t + 1]):
             x = np.float32(np.float64(w[pos[e]]) * times[e])
             w[pos[e]] = x
-            out = out or x > HIGHEST or x < LOWEST
-    if out:
-        centre(a, b, w)
-        if line >= 0:
-            build_one(a, b, line, w, sums)
+            out |= bool((x > HIGHEST) | (x < LOWEST))
+    return out
 
 
-@part
+@kernel
+def bring_back(lo, hi, dst, ptr, pos, times, first, indptr, w, line, sums):
+    """Divide the segments of the targets lo..hi that left their reach, so that their largest weight is 1."""
+    for t in range(lo, hi):
+        out, a, b = False, first[dst[t]], indptr[dst[t] + 1]
+        for e in range(ptr[t], ptr[t + 1]):
+            x = w[pos[e]]
+            out = out or (times[e] != 1.0 and bool(x > HIGHEST or x < LOWEST))
+        if out:
+            top = np.float32(0.0)
+            for j in range(a, b):
+                top = max(top, w[j])
+            for j in range(a, b):
+                w[j] = max(w[j] / top, LEAST)
+            if line[dst[t]] >= 0:
+                build_one(a, b, line[dst[t]], w, sums)
+
+
+@kernel
 def sum_up(lo, hi, dst, ptr, pos, times, first, indptr, w, line, sums):
     """The sums above the changed leaves of the targets lo..hi again from their children: no error ever adds up."""
     tall = 0
     for t in range(lo, hi):
         v = dst[t]
-        if line[v] < 0:
-            continue
-        a, b = first[v], indptr[v + 1]
-        o = np.int64(line[v]) * WIDE - a // WIDE
-        for e in range(ptr[t], ptr[t + 1]):
-            if times[e] != 1.0:
-                sums[o + pos[e] // WIDE] = block_sum(w, a, b, pos[e] // WIDE)
-        if blocks(a, b) > TOP:
-            tall = max(tall, highest(a, b, line[v])[0])
+        if line[v] >= 0:
+            a, b, o = first[v], indptr[v + 1], np.int64(line[v]) * WIDE - first[v] // WIDE
+            for e in range(ptr[t], ptr[t + 1]):
+                if times[e] != 1.0:
+                    sums[o + pos[e] // WIDE] = block_sum(w, a, b, pos[e] // WIDE)
+            if blocks(a, b) > TOP:
+                tall = max(tall, highest(a, b, line[v])[0])
     for l in range(2, tall + 1):
         for t in range(lo, hi):
             v = dst[t]
             a, b = first[v], indptr[v + 1]
-            if line[v] < 0 or highest(a, b, line[v])[0] < l:
-                continue
-            o, _, below = level(l, a, b, line[v])
-            for e in range(ptr[t], ptr[t + 1]):
-                if times[e] != 1.0:
-                    i = (pos[e] // WIDE - a // WIDE) // WIDE ** (l - 1)
-                    sums[o + i] = sum16(sums, below + i * WIDE)
+            if line[v] >= 0 and highest(a, b, line[v])[0] >= l:
+                o, _, below = level(l, a, b, line[v])
+                for e in range(ptr[t], ptr[t + 1]):
+                    if times[e] != 1.0:
+                        i = (pos[e] // WIDE - a // WIDE) // WIDE ** (l - 1)
+                        sums[o + i] = sum16(sums, below + i * WIDE)
 
 
 @kernel
-def grow(lo, hi, dst, ptr, pos, gain, first, indptr, w, line, sums):
-    """w[pos] *= exp(gain) for the edges of the targets lo..hi."""
-    times = np.exp(gain.astype(np.float64))
-    for begin in range(lo, hi, GROUP):
-        end = min(begin + GROUP, hi)
-        for t in range(begin, end):
-            ask(t, hi, dst, ptr, pos, first, w, line, sums)
-            v = dst[t]
-            grow_one(first[v], indptr[v + 1], ptr[t], ptr[t + 1], pos, times, w, line[v], sums)
+def grow(lo, hi, dst, ptr, group, pos, times, first, indptr, w, line, sums):
+    """w[pos] *= times for the edges of the targets lo..hi, and the sums above them, a group at a time."""
+    for begin in range(lo, hi, group):
+        end = min(begin + group, hi)
+        if multiply(begin, end, hi, dst, ptr, pos, times, first, w, line, sums):
+            bring_back(begin, end, dst, ptr, pos, times, first, indptr, w, line, sums)
         sum_up(begin, end, dst, ptr, pos, times, first, indptr, w, line, sums)
 
 
 @kernel
-def centre(a, b, w):
-    top = np.float32(0.0)
-    for j in range(a, b):
-        top = max(top, w[j])
-    for j in range(a, b):
-        w[j] = max(w[j] / top, LEAST)
-
-
-@part
-def steps(lo, hi, k, n, v, got, prob, scale, reward, mean, visits, rule, times):
-    """times = e^gain of EXP3 for the edges lo..hi of node v, k of them drawn from n; its mean and visits move on."""
-    times_k, paper, step, eta, horizon, memory = rule
-    unit, shift, sound = k if times_k else 1.0, 0.0, True
-    visits[v] += 1
-    if paper:
-        often = horizon if horizon > 0.0 else np.float64(visits[v])
-        x = np.sqrt((1.0 - eta) * eta**4 * k**5 * max(np.log(n / k), 0.0) / (often * n**4)) * unit
-    else:
-        m = np.float64(mean[v])
-        m += max(1.0 / visits[v], memory) * (got * unit / k - m)
-        sound = np.isfinite(np.float32(m))
-        if sound:
-            mean[v] = m
-        shift = (step if step >= 0.0 else -step * np.sqrt(k)) / n
-        x = shift * unit / max(np.float64(np.float32(m)), 1e-38)
-    for e in range(lo, hi):
-        y = (x * np.float64(reward[e]) - shift) * np.float64(scale[e])  # 1 / (k q) is the scale
-        live = sound and prob[e] < 1.0 and np.isfinite(y)
-        times[e] = exp(min(max(y, -1.0), 1.0) if live else 0.0)
-
-
-@kernel
-def exp3(lo, hi, dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, times, w, line, sums):
+def exp3(lo, hi, dst, ptr, group, pos, prob, scale, reward, first, indptr, mean, visits, rule, times, w, line, sums):
     """EXP3's update, see `adahop.policies.exp3`, for the targets lo..hi."""
-    for begin in range(lo, hi, GROUP):
-        end = min(begin + GROUP, hi)
-        for t in range(begin, end):
-            ask(t, hi, dst, ptr, pos, first, w, line, sums)
-            if t + AHEAD < hi:
-                prefetch_write(mean, dst[t + AHEAD])
-                prefetch_write(visits, dst[t + AHEAD])
-            k, got, v = 0, 0.0, dst[t]
-            for e in range(ptr[t], ptr[t + 1]):
-                drawn = prob[e] < 1.0
-                k += drawn
-                got += np.float64(reward[e]) if drawn else 0.0
-                times[e] = 1.0
-            if k == 0:
-                continue
-            a, b = first[v], indptr[v + 1]
-            steps(ptr[t], ptr[t + 1], np.float64(k), np.float64(b - a), v, got, prob, scale, reward, mean, visits, rule,
-                  times)  # fmt: skip
-            grow_one(a, b, ptr[t], ptr[t + 1], pos, times, w, line[v], sums)
-        sum_up(begin, end, dst, ptr, pos, times, first, indptr, w, line, sums)
+    steps(lo, hi, dst, ptr, prob, scale, reward, first, indptr, mean, visits, rule, times)
+    grow(lo, hi, dst, ptr, group, pos, times, first, indptr, w, line, sums)
