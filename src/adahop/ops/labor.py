@@ -52,14 +52,14 @@ def _alike(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, 
     room, many = size if k < 0 else np.minimum(size, k + int(6 * k**0.5) + 16), np.empty(n, np.int64)
     while True:
         slot = np.concatenate([[0], np.cumsum(loops + room + 1)])
-        found = np.empty(int(slot[-1]), np.int64)
+        found = np.empty(int(slot[-1]), np.int32)
         over(cpu_labor.scan, n, ids, start, size, loops, k, key, slot, found, many, work=work)
         if not (many > loops + room).any():
             break
         room = many - loops
     np.cumsum(many, out=ptr[1:])
     pos, prob, scale = (np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
-    over(cpu_labor.close_up, n, size, loops, k, slot, found, ptr, pos, prob, scale, work=ptr)
+    over(cpu_labor.close_up, n, start, size, loops, k, slot, found, ptr, pos, prob, scale, work=ptr)
     return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
 
 

@@ -11,6 +11,10 @@ from llvmlite import ir
 from numba import extending
 from numba.core import types
 
+from adahop.ops.random import A as _A
+from adahop.ops.random import B as _B
+from adahop.ops.random import C as _C
+
 WIDE = 16
 intrinsic: Any = extending.intrinsic  # its types do not know that the first argument is numba's own
 _INT, _SINGLE, _DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
@@ -149,3 +153,35 @@ def _passed(wide):
 
 
 passed8, passed16 = _passed(8), _passed(16)
+
+
+@intrinsic
+def below64(_, nodes, i, low, high, limit):
+    """A bit for each of the 64 ids from nodes[i] on: whether its random number, `short32`, is below the limit."""
+
+    def codegen(context, builder, signature, args):
+        array, i, low, high, limit = args
+        many, kind = 64, ir.IntType(signature.args[0].dtype.bitwidth)
+        value = builder.load(_place(context, builder, signature.args[0], array, i, ir.VectorType(kind, many)))
+        value.align = kind.width // 8
+        of = ir.VectorType(_INT, many)
+        x = builder.trunc(value, of) if kind.width > 32 else value
+        a, b, c, t13, t16 = (ir.Constant(of, [word] * many) for word in (_A, _B, _C, 13, 16))
+        low, high, limit = (_splat(builder, word, many) for word in (low, high, limit))
+        x = builder.add(builder.mul(x, a), low)
+        x = builder.mul(builder.xor(x, builder.lshr(x, t16)), b)
+        x = builder.mul(builder.add(builder.xor(x, builder.lshr(x, t13)), high), c)
+        x = builder.xor(x, builder.lshr(x, t16))
+        return builder.bitcast(builder.icmp_unsigned("<", x, limit), ir.IntType(many))
+
+    return types.uint64(nodes, types.int64, types.uint32, types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def lowest(_, bits):
+    """The place of the lowest bit that is set."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
