@@ -4,7 +4,9 @@ as an error's way out keeps numba from leaving such counts out."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba as nb
 
-kernel = nb.njit(nogil=True, cache=True, error_model="numpy")
-part = nb.njit(inline="always", error_model="numpy")
+kernel: Any = nb.njit(nogil=True, cache=True, error_model="numpy")
+part: Any = nb.njit(inline="always", error_model="numpy")

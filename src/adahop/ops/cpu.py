@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_bandit, cpu_block, cpu_reject
+from adahop.ops import cpu_bandit, cpu_block, cpu_reject, cpu_track
 from adahop.ops.kinds import Bound, Tree
 from adahop.ops.threads import over
 
@@ -67,6 +67,13 @@ def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None,
     given = [t.numpy() for t in (indptr, first, indices)]
     w = np.empty(0, np.float32) if weight is None else weight.numpy()
     over(cpu_reject.sum_up, first.numel(), *given, w, node.numpy(), *(t.numpy() for t in out), work=given[0])
+
+
+def track(n_id, targets: int, src, dst, weight, scale, energy, square, visits, level, rule) -> int:
+    edges = [t.numpy() for t in (src, dst, weight, scale, energy)]
+    nodes, total, times = n_id.numpy(), np.zeros(n_id.numel()), np.zeros(n_id.numel())
+    cpu_track.see(nodes, targets, *edges, total, times)
+    return cpu_track.track(nodes, total, times, *(t.numpy() for t in (square, visits, level)), rule)
 
 
 def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:

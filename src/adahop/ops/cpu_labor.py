@@ -17,7 +17,7 @@ ALL, ONE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(1)
 
 @kernel
 def scan(lo, hi, indices, start, size, loops, k, key, slot, found, many):
-    """Neighbour j where r_j < k/n, as j, into the target's slot; many[t] counts them all, also those the slot cannot hold."""
+    """The j where r_j < k/n, into the target's slot; many[t] counts them all, also those the slot cannot hold."""
     low, high = halves(key)
     for t in range(lo, hi):
         if t + 1 < hi:
