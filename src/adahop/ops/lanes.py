@@ -11,11 +11,9 @@ from llvmlite import ir
 from numba import extending
 from numba.core import types
 
-from adahop.ops.random import A as _A
-from adahop.ops.random import B as _B
-from adahop.ops.random import C as _C
+from adahop.ops.random import A, B, C
 
-WIDE = 16
+WIDE, MANY = 16, 64
 intrinsic: Any = extending.intrinsic  # its types do not know that the first argument is numba's own
 _INT, _SINGLE, _DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
 _SINGLES = ir.VectorType(_SINGLE, WIDE)
@@ -155,26 +153,57 @@ def _passed(wide):
 passed8, passed16 = _passed(8), _passed(16)
 
 
+def _short(context, builder, kind, array, i, low, high):
+    """`short32` of the 64 ids from array[i] on."""
+    whole = ir.IntType(kind.dtype.bitwidth)
+    x = builder.load(_place(context, builder, kind, array, i, ir.VectorType(whole, MANY)))
+    x.align = whole.width // 8
+    of = ir.VectorType(_INT, MANY)
+    x = builder.trunc(x, of) if whole.width > 32 else x
+    a, b, c, t13, t16 = (ir.Constant(of, [word] * MANY) for word in (A, B, C, 13, 16))
+    low, high = (_splat(builder, word, MANY) for word in (low, high))
+    x = builder.add(builder.mul(x, a), low)
+    x = builder.mul(builder.xor(x, builder.lshr(x, t16)), b)
+    x = builder.mul(builder.add(builder.xor(x, builder.lshr(x, t13)), high), c)
+    return builder.xor(x, builder.lshr(x, t16))
+
+
 @intrinsic
 def below64(_, nodes, i, low, high, limit):
     """A bit for each of the 64 ids from nodes[i] on: whether its random number, `short32`, is below the limit."""
 
     def codegen(context, builder, signature, args):
-        array, i, low, high, limit = args
-        many, kind = 64, ir.IntType(signature.args[0].dtype.bitwidth)
-        value = builder.load(_place(context, builder, signature.args[0], array, i, ir.VectorType(kind, many)))
-        value.align = kind.width // 8
-        of = ir.VectorType(_INT, many)
-        x = builder.trunc(value, of) if kind.width > 32 else value
-        a, b, c, t13, t16 = (ir.Constant(of, [word] * many) for word in (_A, _B, _C, 13, 16))
-        low, high, limit = (_splat(builder, word, many) for word in (low, high, limit))
-        x = builder.add(builder.mul(x, a), low)
-        x = builder.mul(builder.xor(x, builder.lshr(x, t16)), b)
-        x = builder.mul(builder.add(builder.xor(x, builder.lshr(x, t13)), high), c)
-        x = builder.xor(x, builder.lshr(x, t16))
-        return builder.bitcast(builder.icmp_unsigned("<", x, limit), ir.IntType(many))
+        x = _short(context, builder, signature.args[0], *args[:4])
+        return builder.bitcast(builder.icmp_unsigned("<", x, _splat(builder, args[4], MANY)), ir.IntType(MANY))
 
     return types.uint64(nodes, types.int64, types.uint32, types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def under64(_, nodes, p, i, low, high, times):
+    """The same where the random number, as one in [0, 1), is below times * p[i]."""
+
+    def codegen(context, builder, signature, args):
+        nodes, p, i, low, high, times = args
+        of = ir.VectorType(_DOUBLE, MANY)
+        x = builder.uitofp(_short(context, builder, signature.args[0], nodes, i, low, high), of)
+        limit = builder.load(_place(context, builder, signature.args[1], p, i, of))
+        limit.align = 8
+        limit = builder.fmul(limit, _splat(builder, times, MANY))
+        x = builder.fmul(x, ir.Constant(of, [2.0**-32] * MANY))
+        return builder.bitcast(builder.fcmp_ordered("<", x, limit), ir.IntType(MANY))
+
+    return types.uint64(nodes, p, types.int64, types.uint32, types.uint32, types.float64), codegen
+
+
+@intrinsic
+def ones(_, bits):
+    """How many bits are set."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
 
 
 @intrinsic
