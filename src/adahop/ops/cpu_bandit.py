@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adahop.ops.compiled import kernel, part
+from adahop.ops.compiled import bare, kernel, part
 from adahop.ops.cpu_tree import TOP, WIDE, block_sum, blocks, build_one, highest, level
 from adahop.ops.kinds import HIGH, LOW, SPAN
 from adahop.ops.lanes import sum16
@@ -29,6 +29,8 @@ def exp(x):
 def steps(lo, hi, dst, ptr, prob, scale, reward, first, indptr, mean, visits, rule, times):
     """times = e^gain of EXP3 for the edges of the targets lo..hi, whose means and visits move on."""
     times_k, paper, step, eta, horizon, memory = rule
+    dst, ptr, prob, scale, reward = bare((dst, ptr, prob, scale, reward))
+    first, indptr, mean, visits, times = bare((first, indptr, mean, visits, times))
     for t in range(lo, hi):
         if t + AHEAD < hi:
             prefetch_write(mean, dst[t + AHEAD])
@@ -60,7 +62,7 @@ def steps(lo, hi, dst, ptr, prob, scale, reward, first, indptr, mean, visits, ru
         times[e] = exp(min(max(times[e], -1.0), 1.0))
 
 
-@kernel
+@part
 def multiply(lo, hi, rows, dst, ptr, pos, times, first, w, line, sums):
     """w[pos] *= times for the edges of the targets lo..hi; whether a weight left its reach."""
     out = False
@@ -100,7 +102,7 @@ def bring_back(lo, hi, dst, ptr, pos, times, first, indptr, w, line, sums):
                 build_one(a, b, line[dst[t]], w, sums)
 
 
-@kernel
+@part
 def sum_up(lo, hi, dst, ptr, pos, times, first, indptr, w, line, sums):
     """The sums above the changed leaves of the targets lo..hi again from their children: no error ever adds up."""
     tall = 0
@@ -128,6 +130,8 @@ def sum_up(lo, hi, dst, ptr, pos, times, first, indptr, w, line, sums):
 @kernel
 def grow(lo, hi, dst, ptr, group, pos, times, first, indptr, w, line, sums):
     """w[pos] *= times for the edges of the targets lo..hi, and the sums above them, a group at a time."""
+    dst, ptr, pos, times, first = bare((dst, ptr, pos, times, first))
+    indptr, w, line, sums = bare((indptr, w, line, sums))
     for begin in range(lo, hi, group):
         end = min(begin + group, hi)
         if multiply(begin, end, hi, dst, ptr, pos, times, first, w, line, sums):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adahop.ops.compiled import kernel, part
+from adahop.ops.compiled import bare, kernel, part
 from adahop.ops.cpu_rows import sure
 from adahop.ops.cpu_tree import TOP, WIDE, highest, level
 from adahop.ops.lanes import passed8, passed16, pick16, pick_part, prefix16
@@ -135,9 +135,10 @@ def finish(top, a, n, k, o, d, eta, total, bits, w, pos, prob, scale):
 @kernel
 def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
     """Fill targets lo..hi, k draws with replacement by the weights in a tree: a line a level and draw."""
-    start, size, loops = where
-    w, line, sums = tree
-    pos, prob, scale = drawn
+    start, size, loops = bare(where)
+    w, line, sums = bare(tree)
+    pos, prob, scale = bare(drawn)
+    dst, ptr, ks = bare((dst, ptr, ks))
     most = 1
     for t in range(lo, hi):
         most = max(most, ptr[t + 1] - ptr[t])
@@ -159,8 +160,7 @@ def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
                 continue
             top, at, many, below = highest(a, a + n, line[v])
             total[g] = enter(a, n, k, o, g * most, eta, top, at, many, below, inner, outer, bits, w, sums, pos)
-            tops[g] = top
-            tall = max(tall, top)
+            tops[g], tall = top, max(tall, top)
         for now in range(tall, 1, -1):
             for t in range(begin, end):
                 g, o = t - begin, ptr[t] + loops[t]
