@@ -30,7 +30,8 @@ class Arms(nn.Module):
         start, lines = tree.lay_out(graph.indptr, graph.first)
         self.register_buffer("weight", ops.large_pages(self._room(states)))
         self.register_buffer("start", start, persistent=False)
-        self.register_buffer("sums", torch.zeros(states, lines * tree.WIDE, device=graph.device), persistent=False)
+        sums = torch.zeros(states, lines * tree.WIDE, device=graph.device)
+        self.register_buffer("sums", ops.large_pages(sums), persistent=False)
         self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
         self.sum_up()
 
