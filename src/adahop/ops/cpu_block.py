@@ -7,7 +7,7 @@ import numpy as np
 
 from adahop.ops.prefetch import prefetch_write
 
-AHEAD = 24  # edges
+AHEAD = 48  # edges
 
 
 @nb.njit(nogil=True, cache=True)
