@@ -150,7 +150,8 @@ def whole(values: Any, what: str) -> Tensor:
 
 def in_range(ids: Tensor, n: int, what: str) -> Tensor:
     """Every id in [0, n); the error names the first that is not."""
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
+    low, high = map(int, torch.aminmax(ids)) if ids.numel() else (0, n - 1)
+    if low < 0 or high >= n:
         at = int(((ids < 0) | (ids >= n)).nonzero()[0])
         raise IdError(f"`{what}` must be in [0, {n}), got {what}[{at}] = {int(ids[at])}")
     return ids

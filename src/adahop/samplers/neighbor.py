@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -65,7 +66,7 @@ class NeighborSampler(Sampler):
         if self.slots is not None:
             return self.slots.draw(self, seeds)
         dst, blocks, known = seeds, [], False
-        weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
+        weighs = torch.ones(seeds.numel() if self.budget else 0, device=seeds.device)  # what a target's error counts for
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
@@ -93,7 +94,7 @@ class NeighborSampler(Sampler):
         """How many each target draws: one number for all, or a share of the layer's budget each."""
         size = self.sizes[layer]
         if not self.budget or size < 0:
-            return torch.tensor([size], device=dst.device)
+            return alike(size, dst.device)
         most = self.graph.indptr[dst + 1] - self.graph.first[dst]
         return spread(size, weighs * self.policy.strength(layer, dst), most, random.key(self.key(layer), BUDGET))
 
@@ -101,3 +102,9 @@ class NeighborSampler(Sampler):
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
             self.policy.update(layer, block, e)
+
+
+@functools.cache
+def alike(size: int, device: torch.device) -> Tensor:
+    """One number for all targets; nobody writes into it."""
+    return torch.tensor([size], device=device)
