@@ -126,7 +126,7 @@ def fields(value: Any, names: Iterable[str], what: str) -> Any:
 def as_tensor(values: Any, what: str) -> Tensor:
     """Lists, arrays and tensors alike as a tensor."""
     if isinstance(values, Tensor):
-        return values.detach()
+        return values.detach() if values.requires_grad else values
     try:
         array = np.asarray(values)
         if not array.flags.writeable or array.dtype == np.uint32:

@@ -88,7 +88,9 @@ def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cuts(work: np.ndarray, edges: int) -> list[int]:
-    """Rows cut into parts of equal work."""
+    """Rows cut into parts of equal work; one thread takes them all at once."""
+    if get_threads() == 1:
+        return [0, len(work) - 1] if len(work) > 1 else []
     parts = min(max(edges // PART + 1, min(2 * get_threads(), int(work[-1]) // threads.SMALL)), len(work) - 1)
     if parts <= 1:
         return [0, len(work) - 1] if len(work) > 1 else []

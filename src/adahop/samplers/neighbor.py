@@ -66,14 +66,15 @@ class NeighborSampler(Sampler):
         if self.slots is not None:
             return self.slots.draw(self, seeds)
         dst, blocks, known = seeds, [], False
-        weighs = torch.ones(seeds.numel() if self.budget else 0, device=seeds.device)  # what a target's error counts for
+        # with a budget: how much a target's error counts in the end
+        weighs = torch.ones(seeds.numel(), device=seeds.device) if self.budget else None
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
             block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
             blocks.append(block)
-            weighs = passed_down(block, weighs, self.graph) if self.budget else weighs
+            weighs = None if weighs is None else passed_down(block, weighs, self.graph)
             dst, known = block.n_id, True
         if known:
             ops.forget(dst, self._scratch)
@@ -88,12 +89,12 @@ class NeighborSampler(Sampler):
                           policy.odds_for(layer, self.how), key, self._scratch, known)  # fmt: skip
         else:
             hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
-        return as_block(dst, hop._replace(drawn=policy.scaled(dst, hop.drawn)))
+        return as_block(dst, hop, policy.scaled(dst, hop.drawn))
 
-    def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
+    def many(self, layer: int, dst: Tensor, weighs: Tensor | None) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""
         size = self.sizes[layer]
-        if not self.budget or size < 0:
+        if weighs is None or size < 0:
             return alike(size, dst.device)
         most = self.graph.indptr[dst + 1] - self.graph.first[dst]
         return spread(size, weighs * self.policy.strength(layer, dst), most, random.key(self.key(layer), BUDGET))
