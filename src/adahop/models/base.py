@@ -111,6 +111,12 @@ class GNN(nn.Module):
         total = conv.raw_total(features, own, block, self.encoder, drop)
         return self.act(0, conv.combine(total, own), state), state
 
+    def first_norms(self, x: Tensor) -> Tensor:
+        """|m|^2 of what rows of x say to the first layer's sum before their coefficients, the mean over heads."""
+        said = cast(Conv, self.convs[0]).prepare(self.embed(x)[0])
+        value = said[0] if isinstance(said, tuple) else said
+        return value.square().flatten(1).sum(1) / (value.shape[1] if value.dim() == 3 else 1)
+
     def rows(self, features: Any, block: Block, many: int | None = None, drop: Any = None) -> Tensor:
         """The features of a block's first nodes, or nothing where nobody reads them."""
         conv, memory = cast(Conv, self.convs[0]), self.memory(0)
@@ -130,13 +136,14 @@ class GNN(nn.Module):
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
         """One layer for the targets `own` and what they carry."""
-        conv = cast(Conv, self.convs[layer])
-        memory = self.memory(layer)
+        conv, memory = cast(Conv, self.convs[layer]), self.memory(layer)
         if memory is not None and not self.whole:
-            total = memory.total(conv, h, own, block, self.encoder if layer == 0 else None)
+            total = memory.total(conv, h, own, block, self.encoder if layer == 0 else None, self.drop)
             if conv.tap is not None:
                 conv.tap(total, block, None)  # the sum itself: the memory had a part in it
-            return self.act(layer, conv.combine(self.drop(total), self.drop(own)), state), state
+            if memory.draws:  # else raw sums were dropped as raw features are, before anything was multiplied
+                total, own = self.drop(total), self.drop(own)
+            return self.act(layer, conv.combine(total, own), state), state
         if layer > 0:
             h = self.drop(h)
             own = h[: block.num_dst] if self.training else own
