@@ -29,7 +29,7 @@ segment_sum, segment_max = reference.segment_sum, reference.segment_max
 
 
 def fast(t: Tensor) -> bool:
-    return t.device.type == "cpu" and not (os.environ.get("ADAHOP_REFERENCE") or os.environ.get("ADAHOP_TRITON"))
+    return t.is_cpu and not (os.environ.get("ADAHOP_REFERENCE") or os.environ.get("ADAHOP_TRITON"))
 
 
 def on_gpu(t: Tensor) -> Any:

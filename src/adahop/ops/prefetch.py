@@ -12,7 +12,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-LARGE = 8 << 20  # bytes from which on the pages matter
+LARGE = 2 << 20  # bytes from which on the pages matter
 _HUGE, _COLLAPSE = 14, 25  # Linux's madvise: large pages from now on; make the present ones large
 
 
