@@ -81,26 +81,44 @@ class Scale:
         if self.scale is None or self.index is None:
             return None
         s, row = self.scale.to(out.dtype), self.index
-        # a normaliser that holds the scale caps what a rare edge can say, so the energy is that of m scale itself
-        self.energy = s.detach().square() * out.detach().square().flatten(1).sum(1)
-        n = int(row.max()) + 1 if row.numel() else 0
+        n, heard = int(row.max()) + 1 if row.numel() else 0, self.batch is not None
         if self.kind == "attention":
             alpha = inputs[0].get("alpha")
             alpha = conv._alpha if alpha is None else alpha
-            total = segment_sum(alpha * s[:, None], row, n)[row]
-            factor = dropout(s[:, None] / total.clamp(min=1e-30), self.rate, conv.training)
+            total = segment_sum(alpha * s[:, None], row, n)[row].clamp(min=1e-30)
+            self.energy = deviation(out, alpha, s, total, row, n) if heard else None
+            factor = dropout(s[:, None] / total, self.rate, conv.training)
         elif self.kind == "mean":
             count = segment_sum(torch.ones_like(s), row, n)
             total = segment_sum(s, row, n) if self.degree is None else self.degree[:n].to(s.dtype)
             factor = s * (count / total.clamp(min=1e-30))[row]
         else:
             factor = s
+        if self.kind != "attention":  # a mean's normaliser would cap what a rare edge can say: that of m scale itself
+            self.energy = s.detach().square() * out.detach().square().flatten(1).sum(1) if heard else None
         return out * factor.view(*factor.shape, *[1] * (out.dim() - factor.dim()))
 
     def after(self, conv: MessagePassing, inputs: tuple, out: Any) -> None:
         if self.given is not None and self.kind == "attention":
             conv.dropout = self.rate
         self.given = self.scale = self.index = self.degree = None
+
+
+@torch.no_grad()
+def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor, n: int) -> Tensor:
+    """What an edge's draw moves in an average that is normalised by the sample itself: |scale a_ij (x_j - mean)|^2.
+
+    out [M, H, C] = alpha x_j; the mean is that of the target's other messages, and a_ij the attention over its average
+    (sum of scale alpha over sum of scale), so that targets of many and of few neighbours say the same of a source.
+    A message without others is taken by itself.
+    """
+    x = out / alpha.clamp(min=1e-30).unsqueeze(-1)
+    share = alpha * s[:, None] / total  # of the average; sums to 1
+    mean = segment_sum((share.unsqueeze(-1) * x).flatten(1), row, n)[row].view_as(x)
+    rest = (1.0 - share).unsqueeze(-1)
+    apart = torch.where(rest > 0.05, (x - mean) / rest.clamp(min=0.05), x)
+    relative = alpha * segment_sum(s, row, n)[row].unsqueeze(1) / total
+    return s.square() * (relative.unsqueeze(-1) * apart).square().flatten(1).sum(1)
 
 
 def scale_of(conv: nn.Module) -> Scale | Norm | None:
