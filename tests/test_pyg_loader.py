@@ -283,9 +283,12 @@ def test_unbiased(words):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ({"method": "ladies"}, "`method` must be one of adahop, graphsage, bs, bs.m"),
+    ({"method": "ladies"}, "`method` must be one of adahop, graphsage, bs, bs.m in this loader, got 'ladies'"),
     ({"method": "s-gcn"}, "`method` must be one of adahop"),
-    ({"method": "thanos"}, "`method` must learn from energies here"),
+    ({"method": "thanos"}, "`method` must be one of adahop, graphsage, bs, bs.m in this loader, got 'thanos'"),
+    ({"method": "thanos.m"}, "`method` must be one of adahop, graphsage, bs, bs.m in this loader"),
+    ({"policy": "thanos"}, "`method` must learn from energies here"),
+    ({"policy": "attended"}, "`method` must learn from energies here"),
     ({"method": "bsm"}, "did you mean"),
     ({"num_neighbors": {("a", "to", "b"): [2]}}, "edge types are not supported yet"),
     ({"num_neighbors": [3, 0]}, "must be positive or -1"),
