@@ -456,8 +456,6 @@ def main() -> None:
     given = parser.parse_args()
     parts = given.parts.split(",")
     OUT.append(given.out)
-    Graph.hash = lambda self: str(self.indptr.data_ptr())  # type: ignore[method-assign]  # hashing takes seconds here
-    fixed._content = lambda x: str(x.data_ptr())
     RESULT.update(
         command="python " + " ".join(sys.argv), torch=torch.__version__, python=platform.python_version(),
         adahop=adahop.__version__, device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -469,6 +467,8 @@ def main() -> None:
     needs = {"kernels", "epochs", "growth", "peers", "cached"} & set(parts)
     data = as_data(reddit_like()) if needs else None
     if data is not None:
+        Graph.hash = lambda self: str(self.indptr.data_ptr())  # type: ignore[method-assign]  # hashing takes seconds here
+        fixed._content = lambda x: str(x.data_ptr())
         RESULT["graph"] = f"{data.graph.num_nodes} nodes, {data.graph.num_edges} edges, {WIDTH} features"
     todo = {
         "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),

@@ -45,7 +45,11 @@ PARTS: dict[str, tuple[str, str, dict[str, Any], str | None]] = {  # name: model
     "gat, attended, scores": ("gat", "graphsage", ATTENDED, "exact+scores"),
     "gat, attended, exact first": ("gat", "graphsage", ATTENDED, "exact"),
     "gat, tracked": ("gat", "graphsage", TRACKED, None),
+    "gat, uniform, self-normalised": ("gat", "graphsage", {}, None),
+    "gat, uniform, paper": ("gat", "graphsage", {}, None),
+    "gat, uniform, softmax": ("gat", "graphsage", {}, None),
 }
+FORMS = ("self-normalised", "paper", "softmax")  # of attention over a sample without a memory; the first elsewhere
 
 
 class Task(NamedTuple):
@@ -79,7 +83,7 @@ def run(task: Task, folder: str, device: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     import adahop
-    from adahop.diagnostics import Probe
+    from adahop.diagnostics import Probe, normaliser_error
 
     hidden, lr, epochs = GRAPHS[task.graph]
     model, method, options, estimator = PARTS[task.name]
@@ -88,15 +92,26 @@ def run(task: Task, folder: str, device: str) -> dict[str, Any]:
     last = -(-int(data.train_mask.sum()) // 256) * epochs
     at = [] if task.k < 0 else [last]
     probe = Probe(data, at=at, nodes=256, seed=task.seed, repeats=20, against=("uniform", "oracle"), gradient=True)
+    normaliser: list[float] = []
+
+    def look(step: int, net: Any, sampler: Any) -> None:
+        probe(step, net, sampler)
+        if step in at and model == "gat":
+            x = data.to(device).x
+            normaliser.extend(normaliser_error(net, sampler, x, probe.nodes, repeats=20, seed=task.seed))
+
+    form = next((f for f in FORMS if task.name.endswith(f)), FORMS[0])
     began = time.perf_counter()
     result = adahop.fit(
         data, model=model, method=method, method_options=options, estimator=estimator, sizes=(task.k, task.k),
-        hidden=hidden, lr=lr, epochs=epochs, dropout=0.0, batch_size=256, seed=task.seed, probe=probe, device=device,
+        hidden=hidden, lr=lr, epochs=epochs, dropout=0.0, batch_size=256, seed=task.seed, probe=look, device=device,
+        model_options={"attention": form} if model == "gat" else {},
     )  # fmt: skip
     return {
         **task._asdict(), "test": result.test, "val": result.val, "metric": data.metric, "hidden": hidden, "lr": lr,
-        "epochs": epochs, "device": device, "layers": probe.rows, "seconds": result.history[-1]["seconds"],
-        "wall": time.perf_counter() - began, "curve": [[h["epoch"], h["val"], h["test"]] for h in result.history],
+        "epochs": epochs, "device": device, "layers": probe.rows, "normaliser": normaliser,
+        "seconds": result.history[-1]["seconds"], "wall": time.perf_counter() - began,
+        "curve": [[h["epoch"], h["val"], h["test"]] for h in result.history],
     }  # fmt: skip
 
 

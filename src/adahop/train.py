@@ -133,14 +133,17 @@ def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) 
 def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
     run.steps = attach(run, train_step)
-    while not run.over():
-        _epoch(run, after)
-        with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
-            row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
-        on_epoch(row)
-        if kept is not None:
-            kept.save(end=True)
-    return run.finished()
+    try:
+        while not run.over():
+            _epoch(run, after)
+            with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
+                row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
+            on_epoch(row)
+            if kept is not None:
+                kept.save(end=True)
+        return run.finished()
+    finally:
+        run.steps = None  # it holds the run: left there, a GPU's memory would wait for the garbage collector
 
 
 def _epoch(run: Run, after: Callable) -> None:

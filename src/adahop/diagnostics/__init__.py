@@ -2,7 +2,18 @@
 
 from adahop.diagnostics.gradient import gradient_variance
 from adahop.diagnostics.measure import Measured, measure
+from adahop.diagnostics.normaliser import normaliser_error
 from adahop.diagnostics.report import Probe, check, probe_nodes, variance
 from adahop.diagnostics.truth import Truth
 
-__all__ = ["Measured", "Probe", "Truth", "check", "gradient_variance", "measure", "probe_nodes", "variance"]
+__all__ = [
+    "Measured",
+    "Probe",
+    "Truth",
+    "check",
+    "gradient_variance",
+    "measure",
+    "normaliser_error",
+    "probe_nodes",
+    "variance",
+]
