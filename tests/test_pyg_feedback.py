@@ -16,7 +16,7 @@ from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, scale_messages, scaled
 from adahop.pyg.align import align
 from adahop.pyg.feedback import Ear
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import deviation, scale_of
 from conftest import messy_edges
 
 CONVS = {
@@ -351,6 +351,49 @@ def test_gcn_takes_the_degrees_of_the_whole_graph(weight):
     conv.eval()  # evaluation is left alone
     with loader.feedback(conv):
         assert torch.allclose(conv(data.x, data.edge_index, data.edge_weight)[:5], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gat bare", "gatv2", "transformer"])
+def test_uniform_draws_leave_attention_as_it_is(kind):
+    """Alike in scale, the drawn keep the shares that the layer gives them, its self-loops too."""
+    torch.manual_seed(0)
+    model, data = Net(kind), messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="graphsage", replace=False)
+    for batch in loader:
+        want = model(batch.x, batch.edge_index)
+        wrapped = scale_messages(copy.deepcopy(model))
+        for weight in ({}, {"edge_weight": batch.edge_weight}):
+            with loader.feedback(wrapped, batch):
+                h = wrapped.conv1(batch.x, batch.edge_index, **weight).relu()
+                assert torch.allclose(wrapped.conv2(h, batch.edge_index, **weight), want, atol=1e-5)
+
+
+def test_attention_learns_what_a_draw_moves():
+    """Messages all alike leave nothing to chance, however large they are; one that differs counts as it differs."""
+    alpha, s, row = torch.full((4, 1), 0.25), torch.full((4,), 3.0), torch.zeros(4, dtype=torch.long)
+    x = torch.full((4, 1, 2), 100.0)
+    total = (alpha * s[:, None]).sum(0).expand(4, 1)
+    assert float(deviation(alpha[..., None] * x, alpha, s, total, row, 1).max()) < 1e-6 * 100**2
+    x[0] += 8.0
+    energy = deviation(alpha[..., None] * x, alpha, s, total, row, 1)
+    assert energy[0] == pytest.approx(9 * 2 * 8.0**2, rel=1e-3)  # |scale (x_0 - mean of the others)|^2
+    assert energy[1:].tolist() == pytest.approx([9 * 2 * (8.0 / 3) ** 2] * 3, rel=1e-2)
+
+
+def test_gcn_speaks_of_the_source_alone():
+    """What one parent hears of a source is what another hears, though their degrees differ."""
+    torch.manual_seed(0)
+    edges = torch.tensor([[9, 9, 1, 2, 3, 4], [0, 5, 5, 5, 5, 5]])
+    data = Data(x=torch.randn(10, 4), edge_index=edges)
+    loader, conv = AdaptiveNeighborLoader(data, [-1], [0, 5], batch_size=2), scaled(pyg.GCNConv(4, 4))
+    batch = next(iter(loader))
+    ear = Ear(conv)
+    ear.start(batch)
+    conv(batch.x, batch.edge_index)
+    energy = ear.energies()[0]
+    ear.close()
+    same = energy[batch.n_id[batch.edge_index[0]] == 9]
+    assert same.numel() == 2 and same[0] == pytest.approx(float(same[1]), rel=1e-5)
 
 
 def test_attention_keeps_its_dropout():

@@ -1,4 +1,4 @@
-"""Training with the default method and feedback repeats: for any thread count, in a fresh process, from a checkpoint."""
+"""Training with the default method and feedback repeats: any thread count, a fresh process, a checkpoint."""
 
 from __future__ import annotations
 

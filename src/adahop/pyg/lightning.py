@@ -28,7 +28,7 @@ def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 
         state_key = "adahop"  # its name in a checkpoint
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
-            self.ear = self.ear or Ear(module)
+            self.ear = self.ear or Ear(module, learner.sampler.listens)
             self.ear.start(batch)
 
         def on_train_batch_end(
@@ -49,8 +49,7 @@ def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 
             return learner.state_dict() if isinstance(learner, BaseSampler) else {}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            if state:
-                learner.load_state_dict(state)
+            learner.load_state_dict(state)
 
     return Feedback()
 

@@ -31,6 +31,7 @@ class Norm:
 
     energy: Tensor | None = None  # of the last messages, without the target's share: what one parent sees serves all
     share: Tensor | None = None
+    listens = True
     given: tuple[Tensor, Tensor] | None = None
 
     def __init__(self, conv: GCNConv):
@@ -50,7 +51,7 @@ class Norm:
         weight = loop[used[1]].index_copy(0, j, batch.edge_weight[i].to(loop.dtype))
         root = batch.gcn_degree.rsqrt().masked_fill(batch.gcn_degree <= 0, 0.0)
         weight = (weight * root[used[0]] * root[used[1]]).to(kwargs["edge_weight"].dtype)
-        self.share = root[used[1]]
+        self.share = root[used[1]] if self.listens else None
         return used, size, {**kwargs, "edge_weight": weight}
 
     def message(self, conv: GCNConv, inputs: tuple, out: Tensor) -> None:

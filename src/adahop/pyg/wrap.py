@@ -25,7 +25,9 @@ class Scale:
 
     sum: m scale. mean: m scale k/n, k the target's messages here and n those of the whole graph; where n is not known
     (no loader listens), sum of scale stands in for it. attention: alpha scale / sum of alpha scale, before the
-    layer's own dropout (self-normalised, Hajek).
+    layer's own dropout (self-normalised, Hajek). While a loader listens, a target's k drawn edges together weigh k
+    there, not n: a self-loop keeps the share that PyG's samples give it, uniform draws change nothing, and a message
+    that is known for certain steadies the few that are not.
     """
 
     def __init__(self, conv: MessagePassing):
@@ -37,11 +39,13 @@ class Scale:
             raise InputError(f"`conv` must aggregate by sum, mean or attention to be scaled, got aggr={conv.aggr!r}")
         self.names = list(inspect.signature(conv.forward).parameters)
         self.batch: Any = None  # set while a loader listens
+        self.listens = True  # whether energies are of use to it
         self.given: tuple[Tensor, Tensor] | None = None
         self.scale: Tensor | None = None
         self.index: Tensor | None = None
         self.energy: Tensor | None = None  # of the last messages
         self.degree: Tensor | None = None
+        self.share: Tensor | None = None
         self.rate = 0.0
         conv.register_forward_pre_hook(self.before, with_kwargs=True)
         conv.register_propagate_forward_pre_hook(self.edges)
@@ -63,8 +67,21 @@ class Scale:
         if self.given is None:
             return
         self.index, self.scale = inputs[0][1], self.lined_up(inputs[0], type(conv).__name__)
-        if inputs[0] is self.given[0] and self.batch is not None and conv.training:
+        if self.scale is None or self.batch is None or not conv.training:
+            return
+        if self.kind == "attention":
+            self.share = self.drawn_share(inputs[0], type(conv).__name__)
+            self.scale = self.scale * self.share
+        elif inputs[0] is self.given[0]:
             self.degree = getattr(self.batch, "full_degree", None)
+
+    def drawn_share(self, used: Tensor, layer: str) -> Tensor:
+        """[M] k / n of each edge's target, n by the sum of scale; 1 for self-loops."""
+        i, j = align(self.batch.edge_index, used, layer)
+        scale, row = self.batch.scale[i], used[1, j]
+        n = int(row.max()) + 1 if row.numel() else 0
+        share = segment_sum(torch.ones_like(scale), row, n) / segment_sum(scale, row, n).clamp(min=1e-30)
+        return scale.new_ones(used.shape[1]).index_copy(0, j, share[row])
 
     def lined_up(self, used: Tensor, layer: str) -> Tensor | None:
         """The scale of the edges that the layer uses; self-loops it added have none, so 1."""
@@ -81,12 +98,14 @@ class Scale:
         if self.scale is None or self.index is None:
             return None
         s, row = self.scale.to(out.dtype), self.index
-        n, heard = int(row.max()) + 1 if row.numel() else 0, self.batch is not None
+        n, heard = int(row.max()) + 1 if row.numel() else 0, self.batch is not None and self.listens
         if self.kind == "attention":
             alpha = inputs[0].get("alpha")
             alpha = conv._alpha if alpha is None else alpha
             total = segment_sum(alpha * s[:, None], row, n)[row].clamp(min=1e-30)
             self.energy = deviation(out, alpha, s, total, row, n) if heard else None
+            if self.energy is not None and self.share is not None:
+                self.energy = self.energy / self.share.square().clamp(min=1e-30)  # of the scale as it was drawn
             factor = dropout(s[:, None] / total, self.rate, conv.training)
         elif self.kind == "mean":
             count = segment_sum(torch.ones_like(s), row, n)
@@ -101,7 +120,7 @@ class Scale:
     def after(self, conv: MessagePassing, inputs: tuple, out: Any) -> None:
         if self.given is not None and self.kind == "attention":
             conv.dropout = self.rate
-        self.given = self.scale = self.index = self.degree = None
+        self.given = self.scale = self.index = self.degree = self.share = None
 
 
 @torch.no_grad()
@@ -112,13 +131,14 @@ def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor,
     (sum of scale alpha over sum of scale), so that targets of many and of few neighbours say the same of a source.
     A message without others is taken by itself.
     """
-    x = out / alpha.clamp(min=1e-30).unsqueeze(-1)
-    share = alpha * s[:, None] / total  # of the average; sums to 1
-    mean = segment_sum((share.unsqueeze(-1) * x).flatten(1), row, n)[row].view_as(x)
-    rest = (1.0 - share).unsqueeze(-1)
-    apart = torch.where(rest > 0.05, (x - mean) / rest.clamp(min=0.05), x)
-    relative = alpha * segment_sum(s, row, n)[row].unsqueeze(1) / total
-    return s.square() * (relative.unsqueeze(-1) * apart).square().flatten(1).sum(1)
+    alpha, weigh = alpha.clamp(min=1e-12), s[:, None] / total
+    mean = segment_sum((out * weigh.unsqueeze(-1)).flatten(1), row, n).view(n, *out.shape[1:])
+    square = out.square().sum(-1) / alpha.square()
+    apart = square - 2.0 * (out * mean[row]).sum(-1) / alpha + mean.square().sum(-1)[row]  # |x_j - mean of all|^2
+    rest = 1.0 - alpha * weigh
+    apart = torch.where(rest > 0.05, apart.clamp(min=0.0) / rest.clamp(min=0.05).square(), square)
+    relative = alpha * weigh * segment_sum(s, row, n)[row].unsqueeze(1)  # scale a_ij
+    return (relative.square() * apart).sum(1)
 
 
 def scale_of(conv: nn.Module) -> Scale | Norm | None:
