@@ -155,11 +155,7 @@ def main() -> None:
     done = {Task(*(r[f] for f in Task._fields)) for r in rows}
     words, graphs = args.only.split(), args.graphs.split(",")
     todo = [t for t in tasks(rows, args.seeds, args.tune, args.parts) if t not in done]
-    todo = [
-        t
-        for t in todo
-        if all(w in f"{t.graph} {t.script} {t.way} {t.k}".split() for w in words) and t.graph in args.graphs
-    ]
+    todo = [t for t in todo if t.graph in graphs and all(w in map(str, t[:4]) for w in words)]
     for at, task in enumerate(todo, 1):
         row = run(task, args.data)
         with args.out.open("a") as f:
