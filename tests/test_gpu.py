@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from adahop.graph import Graph
 from adahop.methods import METHODS, make
 from adahop.ops import Odds, random, reference
 from adahop.run import Run
+from adahop.watch import watch
 
 from conftest import messy_graph, star, toy_data  # isort: skip
 
@@ -296,8 +298,6 @@ def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False
 
 
 def moved(data, device):
-    from types import SimpleNamespace
-
     parts = {k: v.to(device) if k == "graph" or torch.is_tensor(v) else v for k, v in vars(data).items() if k != "to"}
     return SimpleNamespace(**parts)
 
@@ -308,6 +308,46 @@ def test_steps_are_the_cpu_s_steps(monkeypatch, model, arch):
     """Uniform draws are equal, so the losses are, whatever the blocks' shape."""
     ours, true = (losses(k, monkeypatch, model=model, arch=arch, method="graphsage", tf32=False) for k in (True, False))
     assert ours == pytest.approx(true, rel=2e-3)
+
+
+@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_renewed_energies_are_the_cpu_s(monkeypatch, model, arch):
+    """Uniform draws are equal, so every edge has the same message on both; a GPU's is known from its source's norm."""
+    data, heard = toy_data(nodes=30), []
+    data.to = lambda device: moved(data, device)
+    for device, kernels in ((DEVICE, True), ("cpu", False)):
+        if not kernels:
+            monkeypatch.delenv("ADAHOP_TRITON")
+        torch.manual_seed(0)
+        config = Config(model=model, arch=arch, method="bs", method_options={"policy": "uniform"}, sizes=(2, 2),
+                        hidden=8, dropout=0.0, tf32=False, device=device)  # fmt: skip
+        run = Run(data, config, 0)
+        run.sampler.slots = None
+        blocks = run.sampler.sample(torch.arange(9, device=device))
+        run.model.eval()
+        batch = SimpleNamespace(blocks=blocks, x=run.data.x[blocks[0].n_id])
+        if kernels:
+            batch.features = Features(run.data.x, device)
+            batch.features.renew(run.model.first_norms)
+        with watch(run.model, "energy") as energy:
+            run.model(batch)
+        heard.append(energy[0].cpu())
+    ours, true = heard
+    assert torch.allclose(ours, true, rtol=1e-3)
+
+
+@on_cuda
+def test_a_probe_looks_at_a_captured_run():
+    """It may ask for all neighbours, which has no fixed shape, and the run goes on as if nobody had looked."""
+    from adahop import load
+    from adahop.diagnostics import Probe
+
+    data, options = load("digits"), {"method": "bs", "sizes": (3, 3), "epochs": 3, "device": "cuda", "capture": True}
+    probe = Probe(data, every=5, against=("uniform", "oracle"), gradient=True)
+    seen, alone = fit(data, **options, probe=probe), fit(data, **options)
+    assert len(probe.rows) >= 4 and all(0.2 < row["over_oracle"] < 5 for row in probe.rows)
+    assert [h["loss"] for h in seen.history] == pytest.approx([h["loss"] for h in alone.history], rel=1e-3)
 
 
 def test_memories_too(monkeypatch):

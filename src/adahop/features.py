@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,8 +96,15 @@ class Features:
         return Dot.apply(v, self, block, drop)
 
     @torch.no_grad()
+    def renew(self, norms: Callable[[Tensor], Tensor]) -> None:
+        """What `energies` takes for |m|^2 of a row from now on: what `norms` says of its raw features."""
+        for at in range(0, len(self.value), 1 << 16):
+            part = self.value[at : at + (1 << 16)].to(self.square.device).float()
+            self.square[at : at + len(part)] = norms(part)
+
+    @torch.no_grad()
     def energies(self, block: Block, coef: Tensor) -> Tensor:
-        """|coef x[source]|^2 of every edge, heads summed: where raw features are summed, they are the messages."""
+        """|coef m[source]|^2 of every edge, heads summed: |x|^2 for |m|^2, or what it was when it was renewed."""
         return ops.on_gpu(coef).known_energies(self.square, block.n_id, block.src, coef)
 
     def per_target(self, block: Block, coef: Tensor) -> Tensor:

@@ -133,14 +133,8 @@ class Run:
         alone = self.team.size == 1  # ranks exchange numbered blocks
         self.features = device_features(self.data.x, self.sampler, config) if alone else None
         rows = self.team.source(self.data, self.sampler)
-        self.loader = Loader(
-            rows,
-            self.sampler,
-            self.data.train_mask.nonzero().flatten(),
-            config.batch_size,
-            prefetch=config.prefetch,
-            lean=rows is self.data,
-        )
+        nodes, lean = self.data.train_mask.nonzero().flatten(), rows is self.data
+        self.loader = Loader(rows, self.sampler, nodes, config.batch_size, prefetch=config.prefetch, lean=lean)
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.steps: Any = None  # the device's own, see `capture`
@@ -167,6 +161,11 @@ class Run:
         self.average.update()
         self.seen += seeds
         self.result.steps += 1
+
+    def renew(self) -> None:
+        """What a GPU's first layer says of its messages' size: it sums raw features, and never forms the messages."""
+        if self.features is not None and self.sampler.listens and self.model.sums_raw():
+            self.features.renew(self.model.first_norms)
 
     def closed(self, scores: dict[str, float]) -> dict[str, float]:
         """An epoch is over and was judged: its row of the history. The best on validation is kept."""
@@ -197,6 +196,7 @@ class Run:
             "memory": {name: cast(Memory, m).state() for name, m in self.model.memories.items()},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
+            "norms": None if self.features is None else self.features.square,
             "best": None if self.best is None else dict(self.best),
             "result": {k: getattr(r, k) for k in ("test", "val", "best_epoch", "epochs", "steps", "history")},
             "loss": self.loss,
@@ -215,14 +215,13 @@ class Run:
             cast(Memory, self.model.memories[name]).restore(kept)
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
+        if self.features is not None:
+            self.features.square.copy_(state["norms"])
         self.best = state["best"]
         for name, value in state["result"].items():
             setattr(self.result, name, value)
-        self.loss, self.seen, self.trained = (
-            self.loss + state["loss"].to(self.loss.device),
-            state["seen"],
-            state["trained"],
-        )
+        self.loss = self.loss + state["loss"].to(self.loss.device)
+        self.seen, self.trained = state["seen"], state["trained"]
         self.start = time.perf_counter() - state["seconds"]
         _set_random(state["random"], self.config.device)
 

@@ -133,11 +133,14 @@ def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) 
 def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
     run.steps = attach(run, train_step)
+    if run.result.steps == 0:
+        run.renew()
     try:
         while not run.over():
             _epoch(run, after)
             with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
                 row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
+            run.renew()
             on_epoch(row)
             if kept is not None:
                 kept.save(end=True)

@@ -27,6 +27,8 @@ def twin(sampler: Sampler, seed: int, **changes: Any) -> Sampler:
     other.__dict__["_modules"] = dict(sampler._modules)
     other._scratch, other._pending = torch.full_like(sampler._scratch, -1), None
     other.seed = random.key(seed, MEASURE)
+    if hasattr(other, "slots"):
+        other.slots = None  # type: ignore[assignment]  # who measures wants every edge once, and may ask for all of them
     for name, value in changes.items():
         setattr(other, name, value)
     return other

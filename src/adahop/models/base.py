@@ -111,6 +111,12 @@ class GNN(nn.Module):
         total = conv.raw_total(features, own, block, self.encoder, drop)
         return self.act(0, conv.combine(total, own), state), state
 
+    def first_norms(self, x: Tensor) -> Tensor:
+        """|m|^2 of what rows of x say to the first layer's sum before their coefficients, the mean over heads."""
+        said = cast(Conv, self.convs[0]).prepare(self.embed(x)[0])
+        value = said[0] if isinstance(said, tuple) else said
+        return value.square().flatten(1).sum(1) / (value.shape[1] if value.dim() == 3 else 1)
+
     def rows(self, features: Any, block: Block, many: int | None = None, drop: Any = None) -> Tensor:
         """The features of a block's first nodes, or nothing where nobody reads them."""
         conv, memory = cast(Conv, self.convs[0]), self.memory(0)
