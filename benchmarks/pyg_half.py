@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
@@ -114,25 +115,32 @@ def cells() -> list[tuple[str, int, str]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Test scores, and the paired difference of ours at k/2 to the script as it is at k."""
-    from statistics import mean, stdev
-
-    columns = [("pyg", 1), ("uniform", 1), ("adahop", 2), ("bs.m", 2), ("bs", 2), ("pyg", 2), ("adahop", 1)]
+    """Test scores of the ways that have run, and the paired difference of ours at k/2 to the script as it is at k."""
+    columns = [c for c in WHICH if any(scores(rows, *cell, *c) for cell in cells())]
     head = [f"{way}, {'k' if half == 1 else 'k/2'}" for way, half in columns]
     lines = ["| graph, k | script | " + " | ".join(head) + " | adahop k/2 − pyg k |", "|---" * (len(head) + 3) + "|"]
     for graph, k, script in cells():
-        chosen = settings(rows, graph, script)
-        found: list[dict[int, float]] = []
-        for way, half in columns:
-            key = (graph, script, way, k // half, *(chosen or ()))
-            mine = [r for r in rows if tuple(r[f] for f in ("graph", "script", "way", "k", "lr", "dropout")) == key]
-            found.append({r["seed"]: r["test"] for r in mine if r["seed"] >= 0})
+        found = [scores(rows, graph, k, script, *c) for c in columns]
         if len(found[0]) > 1:
-            row = [f"{mean(f.values()):.4f} ± {stdev(f.values()):.4f}" if len(f) > 1 else "–" for f in found]
-            gaps = [found[2][s] - found[0][s] for s in found[0] if s in found[2]]
-            row.append(f"{mean(gaps):+.4f} ± {stdev(gaps):.4f}" if len(gaps) > 1 else "–")
-            lines.append(f"| {graph}, {k} | {script} | " + " | ".join(row) + " |")
+            gaps = [found[1][s] - found[0][s] for s in found[0] if s in found[1]]
+            said = " | ".join([spread(list(f.values()), ".4f") for f in found] + [spread(gaps, "+.4f")])
+            lines.append(f"| {graph}, {k} | {script} | {said} |")
     return "\n".join(lines)
+
+
+def scores(rows: list[dict[str, Any]], graph: str, k: int, script: str, way: str, half: int) -> dict[int, float]:
+    """Test score by seed, of the settings that were chosen."""
+    key = (graph, script, way, k // half, *(settings(rows, graph, script) or ()))
+    mine = [r for r in rows if tuple(r[f] for f in ("graph", "script", "way", "k", "lr", "dropout")) == key]
+    return {r["seed"]: r["test"] for r in mine if r["seed"] >= 0}
+
+
+def spread(values: list[float], form: str) -> str:
+    """Mean and standard deviation; how many where they are not three."""
+    if len(values) < 2:
+        return "–"
+    many = "" if len(values) == 3 else f" ({len(values)} seeds)"
+    return f"{mean(values):{form}} ± {stdev(values):.4f}{many}"
 
 
 def main() -> None:

@@ -26,8 +26,7 @@ class Scale:
     sum: m scale. mean: m scale k/n, k the target's messages here and n those of the whole graph; where n is not known
     (no loader listens), sum of scale stands in for it. attention: alpha scale / sum of alpha scale, before the
     layer's own dropout (self-normalised, Hajek). While a loader listens, a target's k drawn edges together weigh k
-    there, not n: a self-loop keeps the share that PyG's samples give it, uniform draws change nothing, and a message
-    that is known for certain steadies the few that are not.
+    there, not n: a self-loop keeps the share that PyG's samples give it, and uniform draws change nothing.
     """
 
     def __init__(self, conv: MessagePassing):
@@ -131,7 +130,8 @@ def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor,
     (sum of scale alpha over sum of scale), so that targets of many and of few neighbours say the same of a source.
     A message without others is taken by itself.
     """
-    alpha, weigh = alpha.clamp(min=1e-12), s[:, None] / total
+    out, s, total = out.float(), s.float(), total.float()
+    alpha, weigh = alpha.float().clamp(min=1e-12), s[:, None] / total.clamp(min=1e-12)
     mean = segment_sum((out * weigh.unsqueeze(-1)).flatten(1), row, n).view(n, *out.shape[1:])
     square = out.square().sum(-1) / alpha.square()
     apart = square - 2.0 * (out * mean[row]).sum(-1) / alpha + mean.square().sum(-1)[row]  # |x_j - mean of all|^2
