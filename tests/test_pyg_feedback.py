@@ -210,6 +210,21 @@ def test_evaluation_teaches_nothing():
     assert not any(m._message_forward_hooks for m in model.modules() if isinstance(m, pyg.MessagePassing))
 
 
+@pytest.mark.parametrize("kind", CONVS)
+def test_half_precision_teaches_too(kind):
+    torch.manual_seed(0)
+    model = scale_messages(Net(kind))
+    loader = AdaptiveNeighborLoader(messy_data(), [3, 2], batch_size=8)
+    loader.learn(model)
+    for batch in loader:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch.x, batch.edge_index)[: batch.batch_size].float().square().mean()
+        loss.backward()
+    square = loader.sampler.policy.square
+    assert bool(torch.isfinite(square).all()) and float(square.std()) > 0
+    assert bool(torch.isfinite(model.conv1(messy_data().x, messy_data().edge_index)).all())
+
+
 def test_trimmed_models_teach_too():
     torch.manual_seed(0)
     data, model = messy_data(), pyg.GCN(4, 8, 2, 4)
@@ -300,6 +315,26 @@ def test_scaled_layers(kind):
     two[(~loop).nonzero().flatten()[:50]] = 2.0
     once = wrapped(data.x, data.edge_index, edge_weight=two)
     assert torch.allclose(once, conv(data.x, twice), atol=1e-4) and not torch.allclose(once, want, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gcn plain", "graph"])
+def test_layers_that_take_a_weight_are_given_the_batchs(kind):
+    torch.manual_seed(0)
+    model, data = Net(kind), messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="bs")
+    batch = next(iter(loader))
+    want, plain = model(batch.x, batch.edge_index, batch.edge_weight), model(batch.x, batch.edge_index)
+    scale_messages(model)
+    assert torch.equal(model(batch.x, batch.edge_index), plain)  # nobody listens
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loader.feedback(model):
+            assert torch.equal(model(batch.x, batch.edge_index), want)
+        assert loader.sampler.policy.log_weight.any()
+    with loader.feedback(model.eval()):
+        assert torch.equal(model(batch.x, batch.edge_index), plain)
+    with loader.feedback(model.train(), batch):
+        assert torch.equal(model(batch.x, batch.edge_index, batch.edge_weight), want)
 
 
 @pytest.mark.parametrize("make", [pyg.GraphSAGE, pyg.GIN, pyg.GAT])

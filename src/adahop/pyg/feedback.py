@@ -17,7 +17,7 @@ from adahop.block import Block
 from adahop.checks import InputError, KindError
 from adahop.policies import Uniform
 from adahop.pyg.align import align
-from adahop.pyg.wrap import ATTENTION, scale_of
+from adahop.pyg.wrap import ATTENTION, energy_of, scale_of
 from adahop.samplers import NeighborSampler
 
 
@@ -89,7 +89,7 @@ class Ear:
         if scale is not None:
             energy, scale.energy = scale.energy, None
         if energy is None:
-            energy = message.detach().float().square().flatten(1).sum(1)
+            energy = energy_of(message)
         last = self.heard[-1]
         last.energy = energy if last.energy is None else last.energy + energy
 

@@ -56,7 +56,7 @@ class Norm:
 
     def message(self, conv: GCNConv, inputs: tuple, out: Tensor) -> None:
         if self.share is not None:
-            self.energy = out.detach().square().sum(1) / self.share.square().clamp(min=1e-30)
+            self.energy = out.detach().float().square().sum(1) / self.share.square().clamp(min=1e-30)
             self.share = None
 
     def lined_up(self, used: Tensor, layer: str) -> None:

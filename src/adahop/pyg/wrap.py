@@ -113,13 +113,43 @@ class Scale:
         else:
             factor = s
         if self.kind != "attention":  # a mean's normaliser would cap what a rare edge can say: that of m scale itself
-            self.energy = s.detach().square() * out.detach().square().flatten(1).sum(1) if heard else None
+            self.energy = s.detach().float().square() * energy_of(out) if heard else None
         return out * factor.view(*factor.shape, *[1] * (out.dim() - factor.dim()))
 
     def after(self, conv: MessagePassing, inputs: tuple, out: Any) -> None:
         if self.given is not None and self.kind == "attention":
             conv.dropout = self.rate
         self.given = self.scale = self.index = self.degree = self.share = None
+
+
+class Given:
+    """The hook of a layer that takes an edge weight: while a loader listens and none is given, the batch's is."""
+
+    energy: Tensor | None = None
+    given: tuple[Tensor, Tensor] | None = None
+    listens = True
+
+    def __init__(self, conv: MessagePassing):
+        self.batch: Any = None
+        self.names = list(inspect.signature(conv.forward).parameters)
+        conv.register_forward_pre_hook(self.before, with_kwargs=True)
+
+    def before(self, conv: MessagePassing, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        words = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        used = words["edge_index"]
+        if self.batch is None or not conv.training or words.get("edge_weight") is not None:
+            return None
+        if not torch.equal(used, self.batch.edge_index[:, : used.shape[1]]):  # all, or the first hops alone
+            return None
+        return (), {**words, "edge_weight": self.batch.edge_weight[: used.shape[1]]}
+
+    def lined_up(self, used: Tensor, layer: str) -> None:
+        return None
+
+
+def energy_of(out: Tensor) -> Tensor:
+    """|m|^2 of every message, in single precision whatever the layer computes in."""
+    return out.detach().float().square().flatten(1).sum(1)
 
 
 @torch.no_grad()
@@ -141,12 +171,12 @@ def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor,
     return (relative.square() * apart).sum(1)
 
 
-def scale_of(conv: nn.Module) -> Scale | Norm | None:
+def scale_of(conv: nn.Module) -> Scale | Norm | Given | None:
     return conv.__dict__.get(_NAME)
 
 
 def scaled(conv: MessagePassing) -> MessagePassing:
-    """The same layer, which now takes `edge_weight=` and applies it; a layer that already does comes back as it is.
+    """The same layer, which now takes `edge_weight=` and applies it, if it did not before.
 
     GCNConv(normalize=True) takes its degrees from the whole graph then, while a loader listens (see `Norm`).
     Without `edge_weight` it uses the scale of the batch while a loader listens (`feedback`, `learn`), else none.
@@ -164,6 +194,8 @@ def scaled(conv: MessagePassing) -> MessagePassing:
         conv.__dict__[_NAME] = Scale(conv)
     elif normalises(conv):
         conv.__dict__[_NAME] = Norm(conv)
+    elif conv.aggr in ("add", "sum"):
+        conv.__dict__[_NAME] = Given(conv)
     return conv
 
 
