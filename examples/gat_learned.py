@@ -17,7 +17,7 @@ epochs = int(os.environ.get("EPOCHS", 10))
 torch.manual_seed(0)
 model = scale_messages(GAT(data.x.shape[1], 64, num_layers=2, out_channels=data.classes, heads=4, dropout=0.3))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-loader = AdaptiveNeighborLoader(data, [4, 4], data.train_mask, batch_size=256, shuffle=True, method="bs.m", prefetch=1)
+loader = AdaptiveNeighborLoader(data, [4, 4], data.train_mask, batch_size=256, shuffle=True, prefetch=1)
 log = CSVLog(os.path.join(tempfile.mkdtemp(), "gat.csv"))
 
 step = 0

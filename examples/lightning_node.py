@@ -37,7 +37,7 @@ class Node(L.LightningModule):
 
 
 L.seed_everything(0, verbose=False)
-sampler = AdaptiveSampler(data, [5, 5], method="bs.m")
+sampler = AdaptiveSampler(data, [5, 5])
 nodes = LightningNodeData(
     data, input_train_nodes=data.train_mask, loader="custom", node_sampler=sampler, transform=sampler.attach,
     batch_size=256, num_workers=0,

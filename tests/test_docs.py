@@ -76,9 +76,20 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
 
 
 def commands() -> list[str]:
+    return sorted({line for line in shell() if line.startswith("adahop ")})
+
+
+def shell() -> list[str]:
+    """Every line of the pages' shell blocks, a continued one as one."""
     text = "\n".join(page.read_text() for page in PAGES)
-    shell = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return sorted({line for block in shell for line in block.splitlines() if line.startswith("adahop ")})
+    found = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in found for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+
+
+def test_the_scripts_are_there():
+    for line in shell():
+        for path in re.findall(r"(?:benchmarks|examples|runs)/[\w/.-]+\.(?:py|sh)", line):
+            assert (ROOT / path).exists(), line
 
 
 @pytest.mark.parametrize("command", commands())

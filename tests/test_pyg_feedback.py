@@ -16,7 +16,7 @@ from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, scale_messages, scaled
 from adahop.pyg.align import align
 from adahop.pyg.feedback import Ear
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import deviation, scale_of
 from conftest import messy_edges
 
 CONVS = {
@@ -210,6 +210,21 @@ def test_evaluation_teaches_nothing():
     assert not any(m._message_forward_hooks for m in model.modules() if isinstance(m, pyg.MessagePassing))
 
 
+@pytest.mark.parametrize("kind", CONVS)
+def test_half_precision_teaches_too(kind):
+    torch.manual_seed(0)
+    model = scale_messages(Net(kind))
+    loader = AdaptiveNeighborLoader(messy_data(), [3, 2], batch_size=8)
+    loader.learn(model)
+    for batch in loader:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch.x, batch.edge_index)[: batch.batch_size].float().square().mean()
+        loss.backward()
+    square = loader.sampler.policy.square
+    assert bool(torch.isfinite(square).all()) and float(square.std()) > 0
+    assert bool(torch.isfinite(model.conv1(messy_data().x, messy_data().edge_index)).all())
+
+
 def test_trimmed_models_teach_too():
     torch.manual_seed(0)
     data, model = messy_data(), pyg.GCN(4, 8, 2, 4)
@@ -302,6 +317,26 @@ def test_scaled_layers(kind):
     assert torch.allclose(once, conv(data.x, twice), atol=1e-4) and not torch.allclose(once, want, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["gcn plain", "graph"])
+def test_layers_that_take_a_weight_are_given_the_batchs(kind):
+    torch.manual_seed(0)
+    model, data = Net(kind), messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="bs")
+    batch = next(iter(loader))
+    want, plain = model(batch.x, batch.edge_index, batch.edge_weight), model(batch.x, batch.edge_index)
+    scale_messages(model)
+    assert torch.equal(model(batch.x, batch.edge_index), plain)  # nobody listens
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loader.feedback(model):
+            assert torch.equal(model(batch.x, batch.edge_index), want)
+        assert loader.sampler.policy.log_weight.any()
+    with loader.feedback(model.eval()):
+        assert torch.equal(model(batch.x, batch.edge_index), plain)
+    with loader.feedback(model.train(), batch):
+        assert torch.equal(model(batch.x, batch.edge_index, batch.edge_weight), want)
+
+
 @pytest.mark.parametrize("make", [pyg.GraphSAGE, pyg.GIN, pyg.GAT])
 def test_pygs_models_heed_their_weight(make):
     torch.manual_seed(0)
@@ -351,6 +386,49 @@ def test_gcn_takes_the_degrees_of_the_whole_graph(weight):
     conv.eval()  # evaluation is left alone
     with loader.feedback(conv):
         assert torch.allclose(conv(data.x, data.edge_index, data.edge_weight)[:5], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gat bare", "gatv2", "transformer"])
+def test_uniform_draws_leave_attention_as_it_is(kind):
+    """Alike in scale, the drawn keep the shares that the layer gives them, its self-loops too."""
+    torch.manual_seed(0)
+    model, data = Net(kind), messy_data()
+    loader = AdaptiveNeighborLoader(data, [3, 2], batch_size=8, method="graphsage", replace=False)
+    for batch in loader:
+        want = model(batch.x, batch.edge_index)
+        wrapped = scale_messages(copy.deepcopy(model))
+        for weight in ({}, {"edge_weight": batch.edge_weight}):
+            with loader.feedback(wrapped, batch):
+                h = wrapped.conv1(batch.x, batch.edge_index, **weight).relu()
+                assert torch.allclose(wrapped.conv2(h, batch.edge_index, **weight), want, atol=1e-5)
+
+
+def test_attention_learns_what_a_draw_moves():
+    """Messages all alike leave nothing to chance, however large they are; one that differs counts as it differs."""
+    alpha, s, row = torch.full((4, 1), 0.25), torch.full((4,), 3.0), torch.zeros(4, dtype=torch.long)
+    x = torch.full((4, 1, 2), 100.0)
+    total = (alpha * s[:, None]).sum(0).expand(4, 1)
+    assert float(deviation(alpha[..., None] * x, alpha, s, total, row, 1).max()) < 1e-6 * 100**2
+    x[0] += 8.0
+    energy = deviation(alpha[..., None] * x, alpha, s, total, row, 1)
+    assert energy[0] == pytest.approx(9 * 2 * 8.0**2, rel=1e-3)  # |scale (x_0 - mean of the others)|^2
+    assert energy[1:].tolist() == pytest.approx([9 * 2 * (8.0 / 3) ** 2] * 3, rel=1e-2)
+
+
+def test_gcn_speaks_of_the_source_alone():
+    """What one parent hears of a source is what another hears, though their degrees differ."""
+    torch.manual_seed(0)
+    edges = torch.tensor([[9, 9, 1, 2, 3, 4], [0, 5, 5, 5, 5, 5]])
+    data = Data(x=torch.randn(10, 4), edge_index=edges)
+    loader, conv = AdaptiveNeighborLoader(data, [-1], [0, 5], batch_size=2), scaled(pyg.GCNConv(4, 4))
+    batch = next(iter(loader))
+    ear = Ear(conv)
+    ear.start(batch)
+    conv(batch.x, batch.edge_index)
+    energy = ear.energies()[0]
+    ear.close()
+    same = energy[batch.n_id[batch.edge_index[0]] == 9]
+    assert same.numel() == 2 and same[0] == pytest.approx(float(same[1]), rel=1e-5)
 
 
 def test_attention_keeps_its_dropout():

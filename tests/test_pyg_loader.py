@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
@@ -49,7 +50,7 @@ def check(batch: Data, data: Data) -> None:
 # --- what a batch holds ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["graphsage", "bs", "bs.m"])
+@pytest.mark.parametrize("method", ["adahop", "graphsage", "bs", "bs.m"])
 @pytest.mark.parametrize("sizes", [[4, 3], [2, -1, 2], [5]])
 def test_a_batch(method, sizes):
     data = messy_data()
@@ -97,6 +98,20 @@ def test_all_neighbours():
     batch = next(iter(AdaptiveNeighborLoader(data, [-1], batch_size=60)))
     assert torch.equal(batch.e_id.sort().values, torch.arange(900)) and bool((batch.scale == 1).all())
     assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
+
+
+@pytest.mark.parametrize("conv", [pyg.GraphConv, pyg.SAGEConv, pyg.GATConv, pyg.GINConv])
+def test_all_neighbours_give_the_models_own_output(conv):
+    """Two layers on the merged hops: what the seeds get is what the whole graph gives them."""
+    torch.manual_seed(0)
+    data = messy_data()
+    data.x = torch.randn(60, 3)
+    one, two = (conv(torch.nn.Linear(3, 3)) if conv is pyg.GINConv else conv(3, 3) for _ in range(2))
+    want = two(one(data.x, data.edge_index).relu(), data.edge_index)
+    for disjoint in (False, True):
+        for batch in AdaptiveNeighborLoader(data, [-1, -1], data.train_mask, batch_size=7, disjoint=disjoint):
+            out = two(one(batch.x, batch.edge_index).relu(), batch.edge_index)[: batch.batch_size]
+            assert torch.allclose(out, want[batch.n_id[: batch.batch_size]], atol=1e-5)
 
 
 def test_replace():
@@ -253,7 +268,7 @@ def test_the_order_is_that_of_our_own_loader():
 
 @pytest.mark.parametrize("words", [{"method": "graphsage"}, {"method": "bs.m"}, {"method": "bs"}, {"weight_attr": "p"},
                                    {"method": "bs.m", "policy": "tracked", "draw": "systematic"},
-                                   {"method": "bs", "disjoint": True}])  # fmt: skip
+                                   {"method": "bs", "disjoint": True}, {}])  # fmt: skip
 def test_unbiased(words):
     data = messy_data(weight=True)
     data.p = torch.rand(900, generator=torch.Generator().manual_seed(3)) + 0.1
@@ -283,9 +298,12 @@ def test_unbiased(words):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ({"method": "ladies"}, "`method` must be one of adahop, graphsage, bs, bs.m"),
+    ({"method": "ladies"}, "`method` must be one of adahop, graphsage, bs, bs.m in this loader, got 'ladies'"),
     ({"method": "s-gcn"}, "`method` must be one of adahop"),
-    ({"method": "thanos"}, "`method` must learn from energies here"),
+    ({"method": "thanos"}, "`method` must be one of adahop, graphsage, bs, bs.m in this loader, got 'thanos'"),
+    ({"method": "thanos.m"}, "`method` must be one of adahop, graphsage, bs, bs.m in this loader"),
+    ({"policy": "thanos"}, "`method` must learn from energies here"),
+    ({"policy": "attended"}, "`method` must learn from energies here"),
     ({"method": "bsm"}, "did you mean"),
     ({"num_neighbors": {("a", "to", "b"): [2]}}, "edge types are not supported yet"),
     ({"num_neighbors": [3, 0]}, "must be positive or -1"),

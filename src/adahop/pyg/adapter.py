@@ -36,7 +36,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         self,
         data: Any,
         num_neighbors: Any = (10, 10),
-        method: str = "bs.m",
+        method: str = "adahop",
         seed: int = 0,
         replace: bool | None = None,
         disjoint: bool = False,

@@ -17,7 +17,7 @@ from adahop.block import Block
 from adahop.checks import InputError, KindError
 from adahop.policies import Uniform
 from adahop.pyg.align import align
-from adahop.pyg.wrap import ATTENTION, scale_of
+from adahop.pyg.wrap import ATTENTION, energy_of, scale_of
 from adahop.samplers import NeighborSampler
 
 
@@ -35,12 +35,13 @@ class Heard:
 class Ear:
     """Hooks in every layer of a model that passes messages; they hear nothing while the model evaluates."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, listens: bool = True):
         if not isinstance(model, nn.Module):
             raise KindError(f"`model` must be a torch module, got {type(model).__name__}")
         self.layers = {m: name for name, m in model.named_modules() if isinstance(m, MessagePassing)}
         if not self.layers:
             raise InputError(f"`model` must have PyG layers that pass messages, got {type(model).__name__} with none")
+        self.listens = listens  # where energies are of no use, only the scale is handed on
         self.batch: Any = None
         self.heard: list[Heard] = []
         self.weighed: dict[MessagePassing, bool] = {}
@@ -58,7 +59,7 @@ class Ear:
         for m in self.layers:
             scale = scale_of(m)
             if scale is not None:
-                scale.batch = batch
+                scale.batch, scale.listens = batch, self.listens
 
     def close(self) -> None:
         self.start(None)
@@ -82,13 +83,13 @@ class Ear:
         self.heard.append(Heard(self.layers[module], module, edge_index.detach(), weighed))
 
     def _message(self, module: MessagePassing, inputs: tuple, message: Tensor) -> None:
-        if self.batch is None or not module.training:
+        if self.batch is None or not module.training or not self.listens:
             return
         energy, scale = None, scale_of(module)
         if scale is not None:
             energy, scale.energy = scale.energy, None
         if energy is None:
-            energy = message.detach().float().square().flatten(1).sum(1)
+            energy = energy_of(message)
         last = self.heard[-1]
         last.energy = energy if last.energy is None else last.energy + energy
 
@@ -137,7 +138,7 @@ class Learner:
         batch = self._last if batch is None else batch
         if batch is None:
             raise InputError("`batch` must be given before the loader has handed one out, got None")
-        ear = Ear(model)
+        ear = Ear(model, self.sampler.listens)
         try:
             ear.start(batch)
             yield
@@ -149,7 +150,7 @@ class Learner:
         """Learn from `model` whenever it trains on a batch of this loader, from now on; None ends it."""
         if self._ear is not None:
             self._ear.close()
-        self._ear = None if model is None else Ear(model)
+        self._ear = None if model is None else Ear(model, self.sampler.listens)
 
     def _hand_out(self, batch: Any) -> Any:
         self._last = batch
@@ -170,6 +171,8 @@ class Learner:
         if getattr(ear.batch, "blocks", None) is None:
             raise InputError("`subgraph_type` must be 'directional' for a sampler to learn, got another")
         self._warn(ear.heard)
+        if not self.sampler.listens:  # uniform draws
+            return
         energy = ear.energies()
         ear.heard = []
         device = self.sampler.graph.device

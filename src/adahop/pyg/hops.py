@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adahop import ops
 from adahop.block import Block, expand
 from adahop.ops.subgraph import induced
 from adahop.samplers import NeighborSampler
@@ -115,9 +114,7 @@ def draw_hops(
     for layer in reversed(range(layers)):
         new = names.n_id[start:]
         k = torch.tensor([sampler.sizes[layer]], device=g.device)
-        odds, key = sampler.policy.odds(layer), sampler.key(layer)
-        drawn = ops.draw(g.indptr, g.first, g.indices, new, k, sampler.how, odds, key)
-        block = sampler.block(new, sampler.policy.scaled(new, drawn))
+        block = sampler.block(new, sampler.policy.draw(layer, new, k, sampler.how, sampler.key(layer)))
         edges.append(torch.stack([names.join(block, start), block.dst + start]))
         blocks.append(block)
         start += new.numel()

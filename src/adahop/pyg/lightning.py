@@ -6,25 +6,29 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from torch_geometric.sampler import BaseSampler
+
 from adahop.checks import InputError
-from adahop.pyg.feedback import Ear, Learner
+from adahop.pyg.feedback import Ear
 from adahop.pyg.logging import stats
 
 
-def callback(learner: Learner, log: Callable[..., None] | None = None, every: int = 50) -> Any:
+def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 50) -> Any:
     """A callback for `Trainer(callbacks=[...])`; `learner` is the loader, or the AdaptiveSampler of LightningNodeData.
 
-    Lightning fetches a batch ahead, so updates come one batch late. `log` (a CSVLog or TensorBoardLog) gets the
-    `stats` of every `every`-th batch. Needs adahop[lightning].
+    `log` (a CSVLog or TensorBoardLog) gets the `stats` of every `every`-th batch. What was learned is part of
+    Lightning's checkpoints: it keeps a loader's state by itself, so that a run goes on within an epoch, and an
+    AdaptiveSampler's by this callback. Needs adahop[lightning].
     """
 
     class Feedback(_base()):  # type: ignore[misc]
         """Listens from the start of a training batch to its end."""
 
         ear: Ear | None = None
+        state_key = "adahop"  # its name in a checkpoint
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
-            self.ear = self.ear or Ear(module)
+            self.ear = self.ear or Ear(module, learner.sampler.listens)
             self.ear.start(batch)
 
         def on_train_batch_end(
@@ -40,6 +44,12 @@ def callback(learner: Learner, log: Callable[..., None] | None = None, every: in
             if self.ear is not None:
                 self.ear.close()
                 self.ear = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return learner.state_dict() if isinstance(learner, BaseSampler) else {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            learner.load_state_dict(state)
 
     return Feedback()
 

@@ -59,7 +59,7 @@ class CSVLog:
 
 
 class TensorBoardLog:
-    """The same into a TensorBoard folder; needs adahop[tensorboard]."""
+    """The same into a TensorBoard folder; `close` writes what waits. Needs adahop[tensorboard]."""
 
     def __init__(self, folder: str | Path):
         try:
@@ -70,3 +70,6 @@ class TensorBoardLog:
     def __call__(self, step: int, **numbers: float) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(f"adahop/{name}", value, step)
+
+    def close(self) -> None:
+        self.writer.close()

@@ -29,12 +29,15 @@ class Norm:
     elsewhere, so that training and the whole graph see different sizes of h. With d of the graph the sum is unbiased.
     """
 
-    energy: Tensor | None = None  # what `Scale` keeps; here the messages speak for themselves
+    energy: Tensor | None = None  # of the last messages, without the target's share: what one parent sees serves all
+    share: Tensor | None = None
+    listens = True
     given: tuple[Tensor, Tensor] | None = None
 
     def __init__(self, conv: GCNConv):
         self.batch: Any = None
         conv.register_propagate_forward_pre_hook(self.edges)
+        conv.register_message_forward_hook(self.message)
 
     def edges(self, conv: GCNConv, inputs: tuple) -> tuple | None:
         batch = self.batch
@@ -48,7 +51,13 @@ class Norm:
         weight = loop[used[1]].index_copy(0, j, batch.edge_weight[i].to(loop.dtype))
         root = batch.gcn_degree.rsqrt().masked_fill(batch.gcn_degree <= 0, 0.0)
         weight = (weight * root[used[0]] * root[used[1]]).to(kwargs["edge_weight"].dtype)
+        self.share = root[used[1]] if self.listens else None
         return used, size, {**kwargs, "edge_weight": weight}
+
+    def message(self, conv: GCNConv, inputs: tuple, out: Tensor) -> None:
+        if self.share is not None:
+            self.energy = out.detach().float().square().sum(1) / self.share.square().clamp(min=1e-30)
+            self.share = None
 
     def lined_up(self, used: Tensor, layer: str) -> None:
         return None

@@ -11,7 +11,8 @@ from torch_geometric.data import Data
 
 from adahop.checks import InputError, KindError, flag, one_of
 from adahop.graph import Graph
-from adahop.methods import METHODS, OTHER, make
+from adahop.methods import METHODS, OTHER, Method, make
+from adahop.policies import POLICIES
 from adahop.samplers import NeighborSampler
 
 # worker processes learn nothing that the others know of, so their options have no use here
@@ -79,9 +80,8 @@ def node_sampler(
             raise InputError(f"`weight_attr` must name an attribute of the data, got '{weight_attr}'")
         preset, method = METHODS["graphsage"], "graphsage"
         options = {"policy": "static", "weight": data[weight_attr].cpu(), "draw": "systematic", **options}
-    if preset.estimator != "plain" or "policy" not in preset.options:
-        served = (m.on(OTHER) for m in METHODS.values())
-        fit = [m.name for m in served if "policy" in m.options and m.estimator == "plain"]
+    if not serves(preset):
+        fit = [m.name for m in METHODS.values() if serves(m.on(OTHER))]
         raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
     if replace is not None:
         flag(replace, "replace")
@@ -89,6 +89,12 @@ def node_sampler(
         options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
     sampler = make(method, graph, list(num_neighbors)[::-1], seed=seed, **options)
     return fitting(sampler, graph)
+
+
+def serves(preset: Method) -> bool:
+    """Whether PyG's layers can work with a method: drawn node by node, learning from energies, nothing remembered."""
+    kind = POLICIES.get(preset.options.get("policy", ""))
+    return kind is not None and kind.feedback == "energy" and preset.estimator == "plain"
 
 
 def fitting(sampler: Any, graph: Graph) -> NeighborSampler:
