@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adahop.ops import cpu_block, cpu_draw, cpu_reject, cpu_rows, cpu_tree_rows, threads
 from adahop.ops.kinds import DRAWS, Drawn, Hop, Odds
+from adahop.ops.pool import empty
 from adahop.ops.threads import get_threads, over, relay
 
 NO_IDS, NO_WEIGHTS = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -21,8 +22,8 @@ class Plan:
     def __init__(self, indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: Tensor, how: str, odds: Odds,
                  key: int):  # fmt: skip
         n, of, ks = dst.numel(), dst.numpy(), k.numpy()
-        start = np.empty((3, n), np.int64)
-        where, ptr = (start[0], start[1], start[2]), np.empty(n + 1, np.int64)
+        start = empty((3, n), np.int64)
+        where, ptr = (start[0], start[1], start[2]), empty((n + 1,), np.int64)
         cpu_rows.spans(indptr.numpy(), first.numpy(), of, ks, where, ptr)
         plain = odds.edge is None and odds.node is None and how != "poisson"
         self.ptr, self.work = ptr, ptr
@@ -41,7 +42,7 @@ class Plan:
                 over(cpu_rows.count_rows, n, *given, work=self.work)
                 np.cumsum(ptr, out=ptr)
         m = int(ptr[-1])
-        self.out = np.empty(m, np.int64), np.empty(m, np.float32), np.empty(m, np.float32)
+        self.out = empty((m,), np.int64), empty((m,), np.float32), empty((m,), np.float32)
         self.given = (*given, self.out)
 
     def drawn(self) -> Drawn:
@@ -102,10 +103,12 @@ class _Join:
     def __init__(self, dst, ptr, pos, indices, eid, weight, scratch, known: bool):
         m, n = len(pos), dst.numel()
         self.ptr, self.pos, self.n, self.scratch = ptr, pos, n, scratch.numpy()
-        self.edge_index, self.n_id = np.empty((2, m), np.int64), np.empty(n + m + 1, np.int64)
+        self.edge_index, self.n_id = empty((2, m), np.int64), empty((n + m + 1,), np.int64)
         self.src = self.edge_index[0]
-        self.e_id = pos if eid is None else np.empty(m, np.int64)
-        self.weight = np.ones(m, np.float32) if weight is None else np.empty(m, np.float32)
+        self.e_id = pos if eid is None else empty((m,), np.int64)
+        self.weight = empty((m,), np.float32)
+        if weight is None:
+            self.weight.fill(1.0)
         self.ends = (self.src, self.edge_index[1], self.e_id, self.weight)
         ids, weights = NO_IDS if eid is None else eid.numpy(), NO_WEIGHTS if weight is None else weight.numpy()
         self.csr = (indices.numpy(), ids, weights)
@@ -127,7 +130,8 @@ class _Join:
         except BaseException:
             self.scratch.fill(-1)
             raise
-        n_id = self.n_id[: self.n].copy()
+        n_id = empty((self.n,), np.int64)
+        n_id[:] = self.n_id[: self.n]
         return tuple(map(torch.from_numpy, (n_id, self.edge_index, self.e_id, self.weight)))  # type: ignore[return-value]
 
     def number(self, lo: int, hi: int) -> None:

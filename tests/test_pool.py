@@ -1,0 +1,59 @@
+"""Memory used again: never while anything of it is alive."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from adahop import Graph
+from adahop.ops.pool import MOST, SMALL, Pool
+from adahop.ops.threads import relay
+from adahop.samplers import NeighborSampler
+
+
+def test_a_buffer_is_used_again_only_when_nothing_of_it_is_alive():
+    pool = Pool()
+    first = pool.empty((1 << 17,), np.int64)
+    place, part = first.ctypes.data, torch.from_numpy(first)[5:9]
+    del first
+    other = pool.empty((1 << 17,), np.int64)
+    assert other.ctypes.data != place  # a view of a tensor of it is alive
+    del part
+    assert pool.empty((2, 1 << 16), np.int64).ctypes.data == place and len(pool.buffers) == 2
+    assert pool.empty((10,), np.int64).base is None and len(pool.buffers) == 2  # small ones are malloc's
+
+
+def test_a_pool_forgets_its_oldest_and_is_a_threads_own():
+    pool = Pool()
+    kept = [pool.empty((SMALL,), np.uint8) for _ in range(MOST + 3)]
+    assert len(pool.buffers) == MOST and len({a.ctypes.data for a in kept}) == MOST + 3
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(lambda: len(pool.buffers)).result() == 0
+
+
+def test_blocks_that_are_kept_stay_as_they_are():
+    chance = torch.Generator().manual_seed(0)
+    graph = Graph.from_edge_index(torch.randint(0, 20_000, (2, 200_000), generator=chance), num_nodes=20_000)
+    sampler = NeighborSampler(graph, [10, 10])
+    kept = [block for _ in range(4) for block in sampler.sample(torch.arange(8000))]
+    before = [[torch.as_tensor(t).clone() for t in block] for block in kept]
+    for _ in range(6):
+        sampler.sample(torch.arange(8000, 16_000))
+    for block, was in zip(kept, before, strict=True):
+        assert all(torch.equal(torch.as_tensor(t), a) for t, a in zip(block, was, strict=True))
+
+
+def test_a_relay_takes_in_order_and_tells_of_a_failure():
+    made, taken = [], []
+    relay(lambda *part: made.append(part), lambda *part: taken.append(part), [0, 3, 5, 9])
+    assert sorted(made) == taken == [(0, 3), (3, 5), (5, 9)]
+
+    def fails(lo: int, hi: int) -> None:
+        if lo:
+            raise RuntimeError("part two")
+
+    with pytest.raises(RuntimeError, match="part two"):
+        relay(fails, lambda *part: None, [0, 3, 5])
