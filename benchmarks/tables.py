@@ -16,10 +16,12 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 KEYS = {
-    "sampling": ["method", "threads", "edges_per_s", "spread", "ratio_dgl_uniform", "of_limit", "bytes_per_edge",
-                 "bytes_per_node"],
+    "sampling": ["method", "threads", "edges_per_s", "spread", "ratio_dgl_uniform", "ratio_dgl_int32", "of_limit",
+                 "bytes_per_edge", "bytes_per_node"],
     "epoch": ["method", "threads", "seconds", "spread", "ratio_dgl_uniform"],
 }  # fmt: skip
+LIKE = (("graphsage:draw=systematic", "dgl:uniform:replace=false"), ("bs", "dgl:weighted"),
+        ("labor:refine=0", "dgl:labor"), ("labor", "dgl:labor:refine=1"))  # fmt: skip
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -38,8 +40,7 @@ def sampling(rows: list[dict[str, Any]]) -> str:
 def weighted(rows: list[dict[str, Any]]) -> str:
     """What the bars also ask for: learned weights over DGL's weighted draws, LABOR over LABOR."""
     out = ""
-    for method, peer in (("bs", "dgl:weighted"), ("labor", "dgl:labor"), ("graphsage:draw=systematic",
-                          "dgl:uniform:replace=false")):  # fmt: skip
+    for method, peer in LIKE:
         found = [(r["threads"], r["ratios"].get(peer)) for r in rows if r["method"] == method]
         said = ", ".join(f"{x:.1f} × ({n} thread{'s' if n > 1 else ''})" for n, x in found if x)
         out += f"\n- `{method}` over `{peer}`: {said}" if said else ""

@@ -11,9 +11,9 @@ from adahop import draws, ops
 from adahop.block import Block
 from adahop.checks import InputError
 from adahop.graph import Graph
-from adahop.policies import Exp3, Exp3M, Static, Uniform
+from adahop.policies import Exp3, Exp3M, Static, Tracked, Uniform
 from adahop.samplers import NeighborSampler
-from conftest import star
+from conftest import messy_graph, star
 
 
 def stars(n: int, copies: int, spread: float, seed: int = 0) -> tuple[Graph, torch.Tensor]:
@@ -264,6 +264,27 @@ def test_kernel_and_reference_update_alike(monkeypatch):
     assert torch.allclose(w[0], w[1], rtol=1e-3, atol=1e-6)
     grown = weights[0].log().view(copies, 12).max(1).values
     assert (grown <= 16).all() and (grown < 5).any()  # some segments were centred again
+
+
+@pytest.mark.parametrize("kind", [Exp3, Tracked])
+def test_the_fused_update_is_the_references(kind, monkeypatch):
+    g = messy_graph(60, 3000).normalized("row")
+    policies, sampler = [kind(g, 2), kind(g, 2)], NeighborSampler(g, [4, 5])
+    gen = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        blocks = sampler.sample(torch.randperm(55, generator=gen)[:30])
+        energy = [torch.rand(b.num_edges, generator=gen) * 3 for b in blocks]
+        energy[0][::17] = math.inf
+        for policy in policies:
+            with monkeypatch.context() as patch:
+                if policy is policies[1]:
+                    patch.setenv("ADAHOP_REFERENCE", "1")
+                for layer in (0, 1):
+                    policy.update(layer, blocks[layer], energy[layer])
+    one, two = (dict(policy.named_buffers()) for policy in policies)
+    for name, value in one.items():
+        assert torch.allclose(value.double(), two[name].double(), rtol=2e-4, atol=1e-6), name
+    assert int(one["visits"].max()) > 5
 
 
 # --- learning ------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def fields(value: Any, names: Iterable[str], what: str) -> Any:
 def as_tensor(values: Any, what: str) -> Tensor:
     """Lists, arrays and tensors alike as a tensor."""
     if isinstance(values, Tensor):
-        return values.detach()
+        return values.detach() if values.requires_grad else values
     try:
         array = np.asarray(values)
         if not array.flags.writeable or array.dtype == np.uint32:
@@ -150,7 +150,8 @@ def whole(values: Any, what: str) -> Tensor:
 
 def in_range(ids: Tensor, n: int, what: str) -> Tensor:
     """Every id in [0, n); the error names the first that is not."""
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
+    low, high = map(int, torch.aminmax(ids)) if ids.numel() else (0, n - 1)
+    if low < 0 or high >= n:
         at = int(((ids < 0) | (ids >= n)).nonzero()[0])
         raise IdError(f"`{what}` must be in [0, {n}), got {what}[{at}] = {int(ids[at])}")
     return ids

@@ -37,7 +37,7 @@ def stars(text: str) -> Graph:
     src = hubs + (place % degree + 7919 * (place // degree)) % leaves  # each hub's leaves differ from one another
     ptr = torch.arange(hubs + 1) * degree
     indptr = torch.cat([ptr, ptr[-1].expand(leaves)])
-    return Graph(indptr, src.int(), None, None, indptr[:-1].clone())
+    return Graph(indptr, src.int(), None, None, indptr[:-1])
 
 
 def batches(graph: Graph, batch_size: int, seed: int = 0, most: int = 256, live: bool = False) -> list[Tensor]:

@@ -49,8 +49,9 @@ def once(text: str, features: int, hidden: int, outputs: int, arch: str) -> dict
     g = row_normalized(graph(text))
     model = models.make("gcn", features, hidden, outputs, arch=arch)
     x = torch.rand(g.num_nodes, features)
-    needed = sum(t.nbytes for _, t in g._tensors()) + x.nbytes + g.num_nodes * outputs * 4
-    before = resident() - sum(t.nbytes for _, t in g._tensors()) - x.nbytes
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, t in g._tensors()}
+    needed = sum(held.values()) + x.nbytes + g.num_nodes * outputs * 4
+    before = resident() - sum(held.values()) - x.nbytes
     forget_peak()
     began = time.perf_counter()
     out = model.inference(g, x)

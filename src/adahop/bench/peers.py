@@ -21,33 +21,47 @@ class Absent(Exception):
 
 
 class DGL:
-    """Classic DGL 2.1: neighbours drawn and relabelled into its blocks. The ids are int32, with which it is fastest."""
+    """Classic DGL 2.1: neighbours drawn and relabelled into its blocks.
 
-    kinds = ("uniform", "uniform:replace=false", "weighted", "weighted:replace=false", "labor")
+    Ids are int64 as in our blocks, which is DGL's default; any kind followed by `:ids=int32` is the same with int32.
+    """
+
+    kinds = ("uniform", "uniform:replace=false", "weighted", "weighted:replace=false", "labor", "labor:refine=1",
+             "uniform:ids=int32")  # fmt: skip
+    more = tuple(f"{kind}:ids=int32" for kind in kinds[:-1])
 
     def __init__(self, graph: Graph):
-        self.dgl = import_dgl()
-        places = tuple(t.to(torch.int32) for t in (graph.indptr, graph.indices))
-        self.graph = self.dgl.graph(("csc", (*places, torch.empty(0, dtype=torch.int32))), num_nodes=graph.num_nodes)
+        self.dgl, self.own = import_dgl(), graph
+        self.graphs: dict[torch.dtype, Any] = {}
+
+    def graph(self, ids: torch.dtype) -> Any:
+        """The same graph with ids of this kind, made when it is first asked for."""
+        if ids not in self.graphs:
+            places = tuple(t.to(ids) for t in (self.own.indptr, self.own.indices))
+            csc = ("csc", (*places, torch.empty(0, dtype=ids)))
+            self.graphs[ids] = self.dgl.graph(csc, num_nodes=self.own.num_nodes)
+        return self.graphs[ids]
 
     def set_threads(self, n: int) -> None:
         self.dgl.utils.set_num_threads(n)
 
-    def sampler(self, kind: str, sizes: Sequence[int]) -> Any:
-        name, _, without = kind.partition(":")
+    def sampler(self, kind: str, graph: Any, sizes: Sequence[int]) -> Any:
+        name, *parts = kind.split(":")
         if name == "labor":
-            return self.dgl.dataloading.LaborSampler(list(sizes))
+            return self.dgl.dataloading.LaborSampler(list(sizes), importance_sampling=int("refine=1" in parts))
         prob = None if name == "uniform" else "w"
-        if prob and "w" not in self.graph.edata:
+        if prob and "w" not in graph.edata:
             chance = torch.Generator().manual_seed(0)
-            self.graph.edata["w"] = torch.rand(self.graph.num_edges(), generator=chance) + 0.01
-        return self.dgl.dataloading.NeighborSampler(list(sizes), prob=prob, replace=not without)
+            graph.edata["w"] = torch.rand(graph.num_edges(), generator=chance) + 0.01
+        return self.dgl.dataloading.NeighborSampler(list(sizes), prob=prob, replace="replace=false" not in parts)
 
     def runner(self, kind: str, sizes: Sequence[int]) -> Runner:
-        sampler = self.sampler(kind, sizes)
+        ids = torch.int32 if kind.endswith("ids=int32") else torch.int64
+        graph = self.graph(ids)
+        sampler = self.sampler(kind, graph, sizes)
 
         def work(seeds: Tensor) -> int:
-            return sum(block.num_edges() for block in sampler.sample_blocks(self.graph, seeds.int())[2])
+            return sum(block.num_edges() for block in sampler.sample_blocks(graph, seeds.to(ids))[2])
 
         return Runner(f"dgl:{kind}", work, peer=True)
 
@@ -56,6 +70,7 @@ class PyG:
     """PyG's NeighborSampler over pyg-lib or torch-sparse: one subgraph a batch, relabelled."""
 
     kinds = ("uniform", "uniform:replace=false", "weighted")
+    more = ()
 
     def __init__(self, graph: Graph):
         from torch_geometric import typing
@@ -121,6 +136,7 @@ def runners(names: Sequence[str], present: dict[str, Any], sizes: Sequence[int])
     for text in names:
         name, _, kind = text.partition(":")
         if name in present:
-            kinds = [one_of(kind, present[name].kinds, f"peers of {name}")] if kind else present[name].kinds
+            kinds = present[name].kinds
+            kinds = [one_of(kind, kinds + present[name].more, f"peers of {name}")] if kind else kinds
             found += [present[name].runner(k, sizes) for k in kinds]
     return found

@@ -16,9 +16,11 @@ from adahop.graph import Graph
 
 METHODS = (
     "graphsage", "graphsage:draw=systematic", "bs", "bs:update=true", "graphsage:policy=tracked",
-    "graphsage:policy=tracked:update=true", "graphsage:policy=tracked:draw=systematic", "labor", "ladies",
+    "graphsage:policy=tracked:update=true", "graphsage:policy=tracked:draw=systematic", "labor:refine=0", "labor",
+    "ladies",
 )  # fmt: skip
 UNIFORM = {"ratio_dgl_uniform": "dgl:uniform", "ratio_pyg_uniform": "pyg:uniform"}
+INT32 = "dgl:uniform:ids=int32"
 
 
 @dataclass
@@ -90,6 +92,7 @@ def row(
         **{key: against.get(peer) for key, peer in UNIFORM.items()},
         "threads": n,
         "graph": plan.graph,
+        "ratio_dgl_int32": against.get(INT32),
         "sizes": list(plan.sizes),
         "batch_size": plan.batch_size,
         "device": plan.device,

@@ -17,6 +17,7 @@ COLUMNS = {
     "edges_per_s": ("M edges/s", "{:.2f}"),
     "spread": ("quartiles", "{}"),
     "ratio_dgl_uniform": ("/ dgl uniform", "{:.2f}"),
+    "ratio_dgl_int32": ("/ dgl int32", "{:.2f}"),
     "ratio_pyg_uniform": ("/ pyg uniform", "{:.2f}"),
     "of_limit": ("of limit", "{:.2f}"),
     "bytes_per_edge": ("bytes/edge", "{:.1f}"),

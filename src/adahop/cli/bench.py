@@ -25,7 +25,7 @@ app.add_typer(bench, name="bench")
 
 GRAPH = "rmat:N,E, star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
 PARTS = "With commas between; parts may be set, like bs:update=true or graphsage:policy=tracked:draw=systematic."
-PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform; none for nobody."
+PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform:ids=int32; none for nobody."
 CLOCK = "wall, or cpu: processor seconds, for one thread on a busy machine."
 AS_JSON = typer.Option("--json", help="One JSON object a line on stdout.")
 

@@ -36,7 +36,7 @@ def rmat(spec: str) -> Graph:
         found = _make(n, m, seed)
         _write(path, *found)
     indptr, indices = map(torch.from_numpy, found)
-    return Graph(indptr, indices, None, None, indptr[:-1].clone())
+    return Graph(indptr, indices, None, None, indptr[:-1])
 
 
 def _parse(spec: str) -> tuple[int, int, int]:

@@ -43,7 +43,8 @@ class _Tally:
     def add(self, said: Heard, energy: Tensor, drawn: bool) -> None:
         """The nodes come first among the targets of every block, whoever was drawn above."""
         p, block = self.truth.nodes.numel(), said.block
-        gap = (head_sum(said, p) - self.truth.sums[self.layer]).flatten(1).double()
+        true = self.truth.sums[self.layer]
+        gap = (head_sum(said, p)[..., : true.shape[-1]] - true).flatten(1).double()  # a GPU's rows may end in zeros
         self.square.append(float(gap.square().sum(1).mean()))
         m = int(block.ptr[p])
         chance, pos = block.drawn()[:m], block.pos[:m]

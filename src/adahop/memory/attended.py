@@ -12,7 +12,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.graph import Graph
 from adahop.history import History
-from adahop.memory.fixed import Memory
+from adahop.memory.fixed import Drop, Memory, same
 from adahop.ops import segment_max, segment_sum
 
 LEAST = 0.3  # the corrected normaliser is kept above this share of the remembered one
@@ -60,7 +60,9 @@ class AttendedFirst(Memory):
         self.graph = graph
         self.register_buffer("x", x, persistent=False)
 
-    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
+    def total(
+        self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Drop = same
+    ) -> Tensor:
         edges = Everyone(self.graph, block.n_id[: block.num_dst])
         u, v = conv.directions()
         t = self.x @ v.t() if encoder is None else self.x @ (v @ encoder.weight).t() + v @ encoder.bias
@@ -69,7 +71,7 @@ class AttendedFirst(Memory):
         coef = raw / segment_sum(raw, edges.row, edges.rows)[edges.row]
         none = torch.zeros(block.num_edges, conv.heads, device=h.device)
         conv.tell(torch.zeros_like(block.scale), none, (none, none))
-        sums = edges.gather(self.x, coef)
+        sums = drop(edges.gather(self.x, coef))
         return sums if encoder is None else sums @ encoder.weight.t() + encoder.bias
 
     def _apply(self, fn: Any, recurse: bool = True) -> AttendedFirst:
@@ -89,7 +91,9 @@ class AttendedScores(Memory):
         super().__init__()
         self.graph, self.history = graph, History(graph.num_nodes, heads)
 
-    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
+    def total(
+        self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Drop = same
+    ) -> Tensor:
         edges = Everyone(self.graph, block.n_id[: block.num_dst])
         u, v = conv.directions()
         s, t = own @ u.t(), h @ v.t()
@@ -130,7 +134,9 @@ class AttendedVariate(Memory):
         self.history = History(graph.num_nodes, width, dtype)
         self.waiting: tuple[Tensor, Tensor] | None = None
 
-    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
+    def total(
+        self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Drop = same
+    ) -> Tensor:
         self.settle()
         edges = Everyone(self.graph, block.n_id[: block.num_dst])
         u, v = conv.directions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +20,27 @@ from adahop.history import History
 _summed: dict[tuple[str, str, str], Tensor] = {}  # A x of the last graph and features, by content
 
 
+Drop = Callable[[Tensor], Tensor]
+
+
+def same(h: Tensor) -> Tensor:
+    """Nothing is dropped."""
+    return h
+
+
 class Memory(nn.Module):
     """Gives a layer its sum of a_ij h_j with fewer samples, or none."""
 
     draws = True  # whether the layer's block still needs to be drawn
     shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
 
-    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
-        """The sum for the block's targets; `conv` hears of the messages left to chance."""
+    def total(
+        self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Drop = same
+    ) -> Tensor:
+        """The sum for the block's targets; `conv` hears of the messages left to chance.
+
+        `drop` is for raw sums, which drop entries as raw features do; others are dropped when they are whole.
+        """
         raise NotImplementedError
 
     def refresh(self, h: Tensor, conv: Any, passed: bool) -> None:
@@ -59,11 +73,13 @@ class FirstLayer(Memory):
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", pre_aggregate(graph, ones, keep=False), persistent=False)
 
-    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
+    def total(
+        self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Drop = same
+    ) -> Tensor:
         nodes = block.n_id[: block.num_dst]
         conv.speak(h, block, torch.zeros_like(block.scale))
         kernels = ops.on_gpu(self.sums)
-        total = kernels.rows(self.sums, nodes) if kernels else self.sums[nodes]
+        total = drop(kernels.rows(self.sums, nodes) if kernels else self.sums[nodes])
         if encoder is None:
             return total
         return mapped(total, encoder.weight) + self.weights[nodes] * encoder.bias
@@ -83,7 +99,9 @@ class ControlVariate(Memory):
         self.history = History(graph.num_nodes, width, dtype)
         self.sums = History(graph.num_nodes, width, dtype) if kind == "snapshot" else None
 
-    def total(self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None) -> Tensor:
+    def total(
+        self, conv: Any, h: Tensor, own: Tensor, block: Block, encoder: nn.Linear | None, drop: Drop = same
+    ) -> Tensor:
         nodes = block.n_id[: block.num_dst]
         base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
         change = h - self.history.pull(block.n_id)

@@ -136,13 +136,14 @@ class GNN(nn.Module):
 
     def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
         """One layer for the targets `own` and what they carry."""
-        conv = cast(Conv, self.convs[layer])
-        memory = self.memory(layer)
+        conv, memory = cast(Conv, self.convs[layer]), self.memory(layer)
         if memory is not None and not self.whole:
-            total = memory.total(conv, h, own, block, self.encoder if layer == 0 else None)
+            total = memory.total(conv, h, own, block, self.encoder if layer == 0 else None, self.drop)
             if conv.tap is not None:
                 conv.tap(total, block, None)  # the sum itself: the memory had a part in it
-            return self.act(layer, conv.combine(self.drop(total), self.drop(own)), state), state
+            if memory.draws:  # else raw sums were dropped as raw features are, before anything was multiplied
+                total, own = self.drop(total), self.drop(own)
+            return self.act(layer, conv.combine(total, own), state), state
         if layer > 0:
             h = self.drop(h)
             own = h[: block.num_dst] if self.training else own

@@ -22,14 +22,14 @@ __all__ = [
     "DRAWS", "Bound", "Drawn", "Flat", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum",
     "gather_sum", "get_threads", "grow", "hop", "join", "large_pages", "notice", "on_gpu", "over", "random",
     "reference", "relabel", "segment_max",
-    "segment_sum", "set_threads", "threads",
+    "segment_sum", "set_threads", "threads", "track",
 ]  # fmt: skip
 
 segment_sum, segment_max = reference.segment_sum, reference.segment_max
 
 
 def fast(t: Tensor) -> bool:
-    return t.device.type == "cpu" and not (os.environ.get("ADAHOP_REFERENCE") or os.environ.get("ADAHOP_TRITON"))
+    return t.is_cpu and not (os.environ.get("ADAHOP_REFERENCE") or os.environ.get("ADAHOP_TRITON"))
 
 
 def on_gpu(t: Tensor) -> Any:
@@ -134,6 +134,11 @@ def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
 def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
     """EXP3's update in one pass, on the CPU: rule = (reward times k, paper's step, step, eta, horizon, memory)."""
     cpu.exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch)
+
+
+def track(n_id, targets, src, dst, weight, scale, energy, square, visits, level, rule) -> int:
+    """Tracked norms' update in one pass, on the CPU; how many nodes were seen. rule = (memory, few, most visits)."""
+    return cpu.track(n_id, targets, src, dst, weight, scale, energy, square, visits, level, rule)
 
 
 def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None, node: Tensor, out: Bound) -> None:

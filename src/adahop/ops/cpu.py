@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import cpu_bandit, cpu_block, cpu_reject
+from adahop.ops import cpu_bandit, cpu_block, cpu_reject, cpu_track
 from adahop.ops.kinds import Bound, Tree
 from adahop.ops.threads import over
 
@@ -53,20 +53,27 @@ def full_sum(h: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, 
 
 
 def grow(dst, ptr, pos, gain, first, indptr, weight, tree, scratch) -> None:
-    args = [t.numpy() for t in (dst, ptr, pos, gain, first, indptr, weight)]
+    args = [t.numpy() for t in (dst, ptr, pos, gain.double().exp(), first, indptr, weight)]
     _spread(cpu_bandit.grow, scratch, *args, *_sums(tree, first))
 
 
 def exp3(dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits, rule, weight, tree, scratch) -> None:
     args = [t.numpy() for t in (dst, ptr, pos, prob, scale, reward, first, indptr, mean, visits)]
-    gain = np.empty(reward.numel(), np.float32)
-    _spread(cpu_bandit.exp3, scratch, *args, rule, gain, weight.numpy(), *_sums(tree, first))
+    times = np.empty(reward.numel())
+    _spread(cpu_bandit.exp3, scratch, *args, rule, times, weight.numpy(), *_sums(tree, first))
 
 
 def bound(indptr: Tensor, first: Tensor, indices: Tensor, weight: Tensor | None, node: Tensor, out: Bound) -> None:
     given = [t.numpy() for t in (indptr, first, indices)]
     w = np.empty(0, np.float32) if weight is None else weight.numpy()
     over(cpu_reject.sum_up, first.numel(), *given, w, node.numpy(), *(t.numpy() for t in out), work=given[0])
+
+
+def track(n_id, targets: int, src, dst, weight, scale, energy, square, visits, level, rule) -> int:
+    edges = [t.numpy() for t in (src, dst, weight, scale, energy)]
+    nodes, total, times = n_id.numpy(), np.zeros(n_id.numel()), np.zeros(n_id.numel())
+    cpu_track.see(nodes, targets, *edges, total, times)
+    return cpu_track.track(nodes, total, times, *(t.numpy() for t in (square, visits, level)), rule)
 
 
 def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +83,7 @@ def _sums(tree: Tree | None, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spread(kernel, scratch: Tensor, dst: np.ndarray, ptr: np.ndarray, *given) -> None:
-    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, in order
-        kernel(0, len(dst), dst, ptr, *given)
+    if cpu_block.repeated(dst, scratch.numpy()):  # two rows of one node: one writer, row after row
+        kernel(0, len(dst), dst, ptr, 1, *given)
     else:
-        over(kernel, len(dst), dst, ptr, *given, work=ptr)
+        over(kernel, len(dst), dst, ptr, cpu_bandit.GROUP, *given, work=ptr)

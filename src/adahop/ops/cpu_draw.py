@@ -10,7 +10,6 @@ from adahop.ops.random import draw_below, draw_unit
 MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
 UNIFORM, EDGE, EDGE_LOG = 0, 1, 2  # how the odds of an edge are given
 SHUFFLE = 1 << 32  # counters for shuffling, away from those for drawing
-_ONE, _LAST = np.uint64(1), np.uint64(63)
 FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
 
 
@@ -134,20 +133,14 @@ def depround(p, n, k, stream, out):
 
 @nb.njit(nogil=True, cache=True)
 def floyd(n, k, stream, out):
-    """A uniform k-subset of n, in k steps; a mask of 64 bits tells most newcomers without a search."""
-    seen = np.uint64(0)
+    """A uniform k-subset of n, in k steps. No branch: in small neighbourhoods nobody can foresee who comes twice."""
     for s in range(k):
-        j = n - k + s
-        r = draw_below(stream, s, j + 1)
-        bit = _ONE << (np.uint64(r) & _LAST)
-        if seen & bit:
-            for b in range(s):
-                if out[b] == r:
-                    r = j
-                    break
-            bit = _ONE << (np.uint64(r) & _LAST)
-        seen |= bit
-        out[s] = r
+        out[s] = draw_below(stream, s, n - k + s + 1)
+    for s in range(1, k):
+        r, again = out[s], 0
+        for b in range(s):
+            again |= out[b] == r
+        out[s] = n - k + s if again else r
 
 
 @nb.njit(nogil=True, cache=True)

@@ -61,7 +61,7 @@ def _odds(odds: Odds) -> tuple:
     return form, edge, node, odds.eta
 
 
-PART = 16_384  # edges that are drawn, gathered and numbered before the next: they stay in the nearer caches
+LESS = 0.2  # of a thread's share of the work: what numbering costs
 
 
 def hop(indptr, first, indices, eid, weight, dst, k, how, odds, key, scratch, known) -> Hop:
@@ -87,13 +87,13 @@ def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(n_id[:n].copy()), torch.from_numpy(local)
 
 
-def _cuts(work: np.ndarray, edges: int) -> list[int]:
-    """Rows cut into parts of equal work."""
-    parts = min(max(edges // PART + 1, min(2 * get_threads(), int(work[-1]) // threads.SMALL)), len(work) - 1)
+def _cuts(work: np.ndarray) -> list[int]:
+    """Rows in a part a thread; the first part has less work, as the thread that makes it also numbers the nodes."""
+    rows, total = len(work) - 1, int(work[-1])
+    parts = min(get_threads(), rows, total // threads.SMALL + 1)
     if parts <= 1:
-        return [0, len(work) - 1] if len(work) > 1 else []
-    cuts = np.searchsorted(work, np.arange(1, parts) * (int(work[-1]) / parts)).tolist()
-    return [0, *cuts, len(work) - 1]
+        return [0, rows]
+    return [0, *np.searchsorted(work, total / (parts - LESS) * (np.arange(1, parts) - LESS)).tolist(), rows]
 
 
 class _Join:
@@ -123,7 +123,7 @@ class _Join:
             cpu_rows.look_up(lo, hi, self.ptr, self.pos, self.csr, self.ends)
 
         try:
-            relay(fill, self.number, _cuts(work, len(self.src)))
+            relay(fill, self.number, _cuts(work))
         except BaseException:
             self.scratch.fill(-1)
             raise

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from adahop.ops.compiled import bare, kernel, part
 from adahop.ops.cpu_draw import MULTINOMIAL, fill_odds
 from adahop.ops.cpu_rows import put, sure
+from adahop.ops.prefetch import prefetch
 from adahop.ops.random import base, draw_unit, mix
 
 UNIT = 16.0  # a target's reach, n max x / sum x, is kept in sixteenths, rounded up
 FAR = 32 * 16  # a reach from which on a scan costs no more
 MOST = np.int16(32767)
-GROUP = 16  # targets whose tries go together
+GROUP = 64  # targets whose tries go together
+AHEAD = 8  # targets whose bounds are asked for before they are used
 TRIES = 1 << 16  # never needed; after them whoever was last is taken
 NEXT = 1 << 24  # counters from one try to the next
 _GOLD, _HALF, _LOW = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def sum_up(lo, hi, indptr, first, indices, weight, node, total, reach):
     """The sum of x = weight * node[source] over each node's neighbours, and how far the largest is above the mean."""
     for v in range(lo, hi):
@@ -35,17 +37,17 @@ def sum_up(lo, hi, indptr, first, indices, weight, node, total, reach):
         reach[v] = MOST if not far < MOST else np.int16(far)
 
 
-@nb.njit(nogil=True, cache=True)
-def try_all(m, r, key_of, row, start, size, pos, out):
+@part
+def try_all(m, r, at, key_of, row, start, size, pos, out):
     """A place at random for each of the m draws that are still open, and what decides whether it is kept."""
     for d in range(m):
-        g = row[d]
+        t = at + row[d]
         bits = mix(key_of[d] + np.uint64(r * NEXT) * _GOLD)
-        pos[d] = start[g] + np.int64(((bits >> _HALF) * np.uint64(size[g])) >> _HALF)
+        pos[d] = start[t] + np.int64(((bits >> _HALF) * np.uint64(size[t])) >> _HALF)
         out[d] = np.float64(bits & _LOW) * 2.0**-32
 
 
-@nb.njit(nogil=True, cache=True)
+@part
 def settle(m, last, pos, keep, value, bound, row, stream, slot, chosen):
     """Keep those whose number is above their bar; the others move together. How many are left."""
     left = 0
@@ -58,7 +60,7 @@ def settle(m, last, pos, keep, value, bound, row, stream, slot, chosen):
     return left
 
 
-@nb.njit(nogil=True, cache=True)
+@part
 def values(m, pos, indices, weight, node, value):
     for d in range(m):
         value[d] = np.float64(node[indices[pos[d]]])
@@ -67,13 +69,15 @@ def values(m, pos, indices, weight, node, value):
             value[d] *= np.float64(weight[pos[d]])
 
 
-@nb.njit(nogil=True, cache=True)
-def open_group(lo, hi, dst, start, size, loops, ptr, ks, key, eta, odds, indices, total, reach, bound, row, stream,
-               slot, chosen, drawn, w, idx, out):  # fmt: skip
+@part
+def open_group(lo, hi, dst, start, size, loops, ptr, ks, key, eta, form, weight, node, indices, total, reach,
+               bound, row, stream, slot, chosen, w, idx, out, pos, prob, scale):  # fmt: skip
     """Fill what needs no tries or is better scanned; list the other draws, and those of the even share as chosen."""
-    pos, prob, scale = drawn
     m = 0
     for t in range(lo, hi):
+        if t + AHEAD < hi:
+            prefetch(total, dst[t + AHEAD])
+            prefetch(reach, dst[t + AHEAD])
         a, n, v, o = start[t], size[t], dst[t], ptr[t] + loops[t]
         k = ks[t] if ks.shape[0] > 1 else ks[0]
         sure(a - loops[t], ptr[t], loops[t] + (n if k < 0 or n <= k else 0), pos, prob, scale)
@@ -81,8 +85,8 @@ def open_group(lo, hi, dst, start, size, loops, ptr, ks, key, eta, odds, indices
             continue
         bound[t - lo] = 0.0
         if reach[v] == 0 or reach[v] > FAR:
-            many = fill_odds(w, idx, a, n, odds, indices)
-            put(a, w, idx, many, k, eta, MULTINOMIAL, base(key, v), out, o, drawn)
+            many = fill_odds(w, idx, a, n, (form, weight, node, eta), indices)
+            put(a, w, idx, many, k, eta, MULTINOMIAL, base(key, v), out, o, (pos, prob, scale))
             continue
         bound[t - lo] = reach[v] / UNIT * total[v] / n
         of = base(key, v)
@@ -95,12 +99,14 @@ def open_group(lo, hi, dst, start, size, loops, ptr, ks, key, eta, odds, indices
     return m
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def reject_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, bounds, drawn):
     """Fill targets lo..hi, k draws with replacement in proportion (1 - eta) x / sum x + eta / n."""
-    start, size, loops = where
-    _, weight, node, eta = odds
-    total, reach = bounds
+    start, size, loops = bare(where)
+    form, weight, node, eta = odds
+    weight, node, indices, dst, ptr, ks = bare((weight, node, indices, dst, ptr, ks))
+    total, reach = bare(bounds)
+    pos, prob, scale = bare(drawn)
     most, longest = 1, 1
     for at in range(lo, hi, GROUP):
         most = max(most, ptr[min(at + GROUP, hi)] - ptr[at])
@@ -117,21 +123,22 @@ def reject_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, bounds, drawn):
     bound = np.empty(GROUP)
     for at in range(lo, hi, GROUP):
         end = min(at + GROUP, hi)
-        m = open_group(at, end, dst, start, size, loops, ptr, ks, key, eta, odds, indices, total, reach, bound, row,
-                       stream, slot, chosen, drawn, w, idx, out)  # fmt: skip
+        m = open_group(at, end, dst, start, size, loops, ptr, ks, key, eta, form, weight, node, indices, total, reach,
+                       bound, row, stream, slot, chosen, w, idx, out, pos, prob, scale)  # fmt: skip
         r = 0
         while m > 0:
-            try_all(m, r, stream, row, start[at:end], size[at:end], place, keep)
+            try_all(m, r, at, stream, row, start, size, place, keep)
             values(m, place, indices, weight, node, value)
             m = settle(m, r > TRIES, place, keep, value, bound, row, stream, slot, chosen)
             r += 1
-        state(at, end, dst, start, size, loops, ptr, ks, eta, indices, weight, node, total, bound, chosen, drawn)
+        state(at, end, dst, start, size, loops, ptr, ks, eta, indices, weight, node, total, bound, chosen, pos,
+              prob, scale)  # fmt: skip
 
 
-@nb.njit(nogil=True, cache=True)
-def state(lo, hi, dst, start, size, loops, ptr, ks, eta, indices, weight, node, total, bound, chosen, drawn):
+@part
+def state(lo, hi, dst, start, size, loops, ptr, ks, eta, indices, weight, node, total, bound, chosen, pos,
+          prob, scale):  # fmt: skip
     """Write the places chosen by tries, each with its probability."""
-    pos, prob, scale = drawn
     for t in range(lo, hi):
         k, n = ks[t] if ks.shape[0] > 1 else ks[0], size[t]
         if k < 0 or n <= k or bound[t - lo] <= 0.0:

@@ -22,6 +22,7 @@ from adahop.ops.prefetch import prefetch
 from adahop.ops.random import base, draw_below
 
 AHEAD = 16  # how many targets ahead a line of theirs is asked for
+EDGES = 64  # and how many edges ahead
 
 
 @nb.njit(nogil=True, cache=True)
@@ -42,20 +43,20 @@ def spans(indptr, first, dst, ks, where, ptr):
 
 @nb.njit(nogil=True, cache=True)
 def look_up(lo, hi, ptr, pos, csr, ends):
-    """Source, target, edge id and weight of the edges of targets lo..hi; an empty `eid` or `weight` is left out.
-
-    Plain loops: reads that do not depend on each other overlap by themselves, and a prefetch only costs.
-    """
+    """Source, target, edge id and weight of the edges of targets lo..hi; an empty `eid` or `weight` is left out."""
     indices, eid, weight = csr
     src, row, e_id, w = ends
     a, b = ptr[lo], ptr[hi]
     for e in range(a, b):
+        prefetch(indices, pos[min(e + EDGES, b - 1)])
         src[e] = indices[pos[e]]
     if eid.shape[0] > 0:
         for e in range(a, b):
+            prefetch(eid, pos[min(e + EDGES, b - 1)])
             e_id[e] = eid[pos[e]]
     if weight.shape[0] > 0:
         for e in range(a, b):
+            prefetch(weight, pos[min(e + EDGES, b - 1)])
             w[e] = weight[pos[e]]
     for t in range(lo, hi):
         for e in range(ptr[t], ptr[t + 1]):
@@ -90,19 +91,16 @@ def uniform_rows(lo, hi, dst, where, ptr, ks, how, key, drawn):
 @nb.njit(inline="always")
 def uniform_row(a, n, k, o, stream, how, out, pos, prob, scale):
     """k of n neighbours from a on, all alike."""
+    times = np.float32(np.float64(n) / k)
     if how == MULTINOMIAL:
         q = np.float32(1.0 / n)
         for s in range(k):
-            pos[o + s] = a + draw_below(stream, s, n)
+            pos[o + s], prob[o + s], scale[o + s] = a + draw_below(stream, s, n), q, times
     else:
         q = np.float32(np.float64(k) / n)
         floyd(n, k, stream, out)
         for s in range(k):
-            pos[o + s] = a + out[s]
-    times = np.float32(np.float64(n) / k)
-    for s in range(k):
-        prob[o + s] = q
-        scale[o + s] = times
+            pos[o + s], prob[o + s], scale[o + s] = a + out[s], q, times
 
 
 @nb.njit(nogil=True, cache=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
 
 from adahop.ops import Drawn, cpu_labor, cpu_rows, fast, over, random, reference
-from adahop.ops.random import halves, short32
-
-ROUNDS = 50  # a row's constant is settled when no more of its probabilities reach 1, mostly after a few rounds
-SURE = 1.0 + 1e-9  # times 1/pi * pi, which may round to just below 1
+from adahop.ops.cpu_labor import ROUNDS, SURE
 
 
 def labor(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, refine: int, key: int) -> Drawn:
@@ -22,45 +18,33 @@ def labor(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, r
     """
     if not fast(dst):
         return _plain(indptr, first, indices, dst, k, refine, key)
-    if refine == 0:
-        return _alike(indptr, first, indices, dst, k, key)
-    n, none = dst.numel(), np.empty(0, np.float32)
-    start, true, ids, of = indptr.numpy(), first.numpy(), indices.numpy(), dst.numpy()
-    work = np.concatenate([[0], np.cumsum(start[of + 1] - start[of] + 1)])
-    c, pi = np.empty(n), np.ones(len(start) - 1)
-    most = np.zeros(len(pi))
-    over(_solve, n, start, true, ids, of, k, pi, c, work=work)
-    for _ in range(refine):
-        _refine(start, true, ids, of, pi, most, c)
-        over(_solve, n, start, true, ids, of, k, pi, c, work=work)
-    ptr = np.zeros(n + 1, np.int64)
-    args = (start, true, ids, of, pi, c, key, ptr)
-    over(_take, n, True, *args, np.empty(0, np.int64), none, none, work=work)
-    np.cumsum(ptr, out=ptr)
-    pos, prob, scale = (np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
-    over(_take, n, False, *args, pos, prob, scale, work=work)
-    return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
-
-
-def _alike(indptr: Tensor, first: Tensor, indices: Tensor, dst: Tensor, k: int, key: int) -> Drawn:
-    """Nothing refined: pi is 1 for all. A target's slot holds more than chance will ever ask for; if not, once more."""
     n, ids, of = dst.numel(), indices.numpy(), dst.numpy()
     where, ptr = tuple(np.empty((3, n), np.int64)), np.empty(n + 1, np.int64)
     cpu_rows.spans(indptr.numpy(), first.numpy(), of, np.array([k]), where, ptr)
     start, size, loops = where
-    work = np.concatenate([[0], np.cumsum(size + 16)])
-    room, many = size if k < 0 else np.minimum(size, k + int(6 * k**0.5) + 16), np.empty(n, np.int64)
-    while True:
-        slot = np.concatenate([[0], np.cumsum(loops + room + 1)])
-        found = np.empty(int(slot[-1]), np.int64)
-        over(cpu_labor.scan, n, ids, start, size, loops, k, key, slot, found, many, work=work)
-        if not (many > loops + room).any():
-            break
-        room = many - loops
-    np.cumsum(many, out=ptr[1:])
-    pos, prob, scale = (np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
-    over(cpu_labor.close_up, n, size, loops, k, slot, found, ptr, pos, prob, scale, work=ptr)
-    return Drawn(*map(torch.from_numpy, (ptr, pos, prob, scale)))
+    word, many = np.concatenate([[0], np.cumsum(-(-size // cpu_labor.MANY))]), np.empty(n, np.int64)
+    bits, mark, odds = np.empty(int(word[-1]), np.uint64), cpu_labor.mark, (np.empty(0), np.empty(0))
+    if refine:
+        mark, odds = cpu_labor.mark_refined, _refined(ids, start, size, k, refine, indptr.numel() - 1)
+    given = (ids, start, size, k, key, word, bits, many, *(odds if refine else ()))
+    over(mark, n, *given, work=(word + np.arange(n + 1)) * 16)
+    np.cumsum(many + loops, out=ptr[1:])
+    out = tuple(np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
+    over(cpu_labor.take, n, ids, where, k, word, bits, ptr, *odds, *out, work=ptr)
+    return Drawn(*map(torch.from_numpy, (ptr, *out)))
+
+
+def _refined(ids, start, size, k: int, refine: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """(pi, room for c). With pi = 1 the constant is k/n, and pi then the largest of them."""
+    c = np.where((k < 0) | (size <= k), SURE, k / np.maximum(size, 1))
+    pi = np.zeros(nodes)
+    cpu_labor.spread(ids, start, size, c, pi)
+    for _ in range(refine - 1):
+        over(cpu_labor.solve, len(c), ids, start, size, k, pi, c, work=np.concatenate([[0], np.cumsum(size + 16)]))
+        most = np.zeros(nodes)
+        cpu_labor.spread(ids, start, size, c, most)
+        pi *= np.where(most > 0, most, 1.0)
+    return pi, c
 
 
 def _plain(indptr, first, indices, dst, k, refine, key) -> Drawn:
@@ -96,65 +80,3 @@ def _constants(pi: Tensor, row: Tensor, rows: int, n: Tensor, k: int) -> Tensor:
         c, before = torch.where(everyone, c, rest / (n * n / k - many)), sure
     least = -reference.segment_max(-pi, row, rows)
     return torch.where(everyone, SURE / least, c)
-
-
-@nb.njit(nogil=True, cache=True)
-def _solve(lo, hi, indptr, first, indices, dst, k, pi, c):
-    for t in range(lo, hi):
-        a, b = first[dst[t]], indptr[dst[t] + 1]
-        n = b - a
-        if k < 0 or n <= k:
-            least = np.inf
-            for j in range(a, b):
-                least = min(least, pi[indices[j]])
-            c[t] = SURE / least
-            continue
-        x = 0.0
-        for _ in range(ROUNDS):
-            many, rest = 0, 0.0
-            for j in range(a, b):
-                p = pi[indices[j]]
-                if x * p >= 1.0:
-                    many += 1
-                else:
-                    rest += 1.0 / p
-            new = rest / (n * np.float64(n) / k - many)
-            if new == x:
-                break
-            x = new
-        c[t] = x
-
-
-@nb.njit(nogil=True, cache=True)
-def _refine(indptr, first, indices, dst, pi, most, c):
-    """pi <- pi * largest c of the source's targets; `most` is 0 everywhere before and after."""
-    for t in range(dst.shape[0]):
-        for j in range(first[dst[t]], indptr[dst[t] + 1]):
-            most[indices[j]] = max(most[indices[j]], c[t])
-    for t in range(dst.shape[0]):
-        for j in range(first[dst[t]], indptr[dst[t] + 1]):
-            v = indices[j]
-            if most[v] > 0.0:
-                pi[v] *= most[v]
-                most[v] = 0.0
-
-
-@nb.njit(nogil=True, cache=True)
-def _take(lo, hi, count, indptr, first, indices, dst, pi, c, key, ptr, pos, prob, scale):
-    """Fill targets lo..hi. With `count`, only ptr[t + 1] = how many places target t takes."""
-    low, high = halves(key)
-    for t in range(lo, hi):
-        v = dst[t]
-        o = 0 if count else ptr[t]
-        for j in range(indptr[v], indptr[v + 1]):
-            p = 1.0
-            if j >= first[v]:
-                s = indices[j]
-                p = min(1.0, c[t] * pi[s])
-                if np.float64(short32(low, high, s)) * 2.0**-32 >= p:
-                    continue
-            if not count:
-                pos[o], prob[o], scale[o] = j, p, 1.0 / p
-            o += 1
-        if count:
-            ptr[t + 1] = o

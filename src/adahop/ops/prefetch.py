@@ -7,19 +7,19 @@ import ctypes
 import mmap
 import sys
 
-import numba as nb
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-LARGE = 8 << 20  # bytes from which on the pages matter
+LARGE = 2 << 20  # bytes from which on the pages matter
 _HUGE, _COLLAPSE = 14, 25  # Linux's madvise: large pages from now on; make the present ones large
 
 
 def _prefetch(write: int):
     @intrinsic
     def fetch(_, array, i):
+        """Ask for the cache line of array[i], contiguous, i within it; a hint that changes nothing."""
         if not (isinstance(array, types.Array) and array.ndim == 1 and isinstance(i, types.Integer)):
             return None
 
@@ -38,19 +38,7 @@ def _prefetch(write: int):
     return fetch
 
 
-fetch_read, fetch_write = _prefetch(0), _prefetch(1)
-
-
-@nb.njit(inline="always")
-def prefetch(array, i):
-    """Ask for the cache line of array[i], contiguous, i within it; a hint that changes nothing."""
-    fetch_read(array, i)
-
-
-@nb.njit(inline="always")
-def prefetch_write(array, i):
-    """The same for a line that will be written."""
-    fetch_write(array, i)
+prefetch, prefetch_write = _prefetch(0), _prefetch(1)  # of a line that will be read, and of one that will be written
 
 
 def large_pages(t: Tensor) -> Tensor:

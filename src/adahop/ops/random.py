@@ -15,8 +15,8 @@ from torch import Tensor
 GOLD, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ALL = (1 << 64) - 1
 _GOLD, _MIX1, _MIX2 = np.uint64(GOLD), np.uint64(MIX1), np.uint64(MIX2)
-_WORD, _A, _B, _C = 0xFFFFFFFF, 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
-_A32, _B32, _C32, _T13, _T16 = np.uint32(_A), np.uint32(_B), np.uint32(_C), np.uint32(13), np.uint32(16)
+_WORD, A, B, C = 0xFFFFFFFF, 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+_A32, _B32, _C32, _T13, _T16 = np.uint32(A), np.uint32(B), np.uint32(C), np.uint32(13), np.uint32(16)
 _S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
@@ -76,9 +76,9 @@ def below(key: int | Tensor, node: Tensor, i: int | Tensor, n: Tensor) -> Tensor
 
 def short(key: int, node: Tensor) -> Tensor:
     """32 random bits a node, as int64: less mixing than `bits`, for scans that need one number of very many nodes."""
-    x = (node.long() * _A + (key & _WORD)) & _WORD
-    x = ((x ^ (x >> 16)) * _B) & _WORD
-    x = (((x ^ (x >> 13)) + ((key >> 32) & _WORD)) * _C) & _WORD
+    x = (node.long() * A + (key & _WORD)) & _WORD
+    x = ((x ^ (x >> 16)) * B) & _WORD
+    x = (((x ^ (x >> 13)) + ((key >> 32) & _WORD)) * C) & _WORD
     return x ^ (x >> 16)
 
 
@@ -113,6 +113,12 @@ def mix(x):
 def base(key, node):
     """The stream of one node."""
     return mix(np.uint64(node) * _GOLD + np.uint64(key))
+
+
+@nb.njit(inline="always")
+def draw64(base, i):
+    """The bits of a node's i-th draw."""
+    return mix(base + np.uint64(i + 1) * _GOLD)
 
 
 @nb.njit(inline="always")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import numpy as np
@@ -63,36 +61,17 @@ def pool() -> ThreadPoolExecutor:
 
 
 def relay(make: Callable, take: Callable, cuts: Sequence[int]) -> None:
-    """make(lo, hi) for each part in any thread, take(lo, hi) here and in order, each as soon as its part is made."""
-    parts = list(pairwise(cuts))
-    helpers = min(get_threads(), len(parts)) - 1
-    if helpers < 1:
-        for part in parts:
-            make(*part)
+    """make(lo, hi) for each part, the first here and the others in threads; take(lo, hi) for all here, in order.
+
+    One hand-over a thread: to wake one costs as much as thousands of edges do.
+    """
+    first, *others = pairwise(cuts)
+    jobs = [pool().submit(make, *part) for part in others]
+    try:
+        make(*first)
+        take(*first)
+        for job, part in zip(jobs, others, strict=True):
+            job.result()
             take(*part)
-        return
-    todo, made = deque(range(len(parts))), [threading.Event() for _ in parts]
-
-    def work() -> bool:
-        try:
-            i = todo.popleft()
-        except IndexError:
-            return False
-        try:
-            make(*parts[i])
-        finally:
-            made[i].set()  # a failure is told when the job is joined
-        return True
-
-    def help_out() -> None:
-        while work():
-            pass
-
-    jobs = [pool().submit(help_out) for _ in range(helpers)]
-    for i, part in enumerate(parts):
-        while not made[i].is_set():
-            if not work():
-                made[i].wait()
-        take(*part)
-    for job in jobs:
-        job.result()
+    finally:
+        wait(jobs)

@@ -28,13 +28,17 @@ class Arms(nn.Module):
         super().__init__()
         self.graph = graph
         start, lines = tree.lay_out(graph.indptr, graph.first)
-        line = tree.WIDE
-        weight = torch.ones(states, -(-graph.num_edges // line) * line, device=graph.device)[:, : graph.num_edges]
-        self.register_buffer("weight", ops.large_pages(weight))
+        self.register_buffer("weight", ops.large_pages(self._room(states)))
         self.register_buffer("start", start, persistent=False)
-        self.register_buffer("sums", torch.zeros(states, lines * line, device=graph.device), persistent=False)
+        sums = torch.zeros(states, lines * tree.WIDE, device=graph.device)
+        self.register_buffer("sums", ops.large_pages(sums), persistent=False)
         self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
         self.sum_up()
+
+    def _room(self, states: int) -> Tensor:
+        """Weights of 1, each state followed by a line or more: kernels read whole lines."""
+        line, edges = tree.WIDE, self.graph.num_edges
+        return torch.ones(states, (edges // line + 2) * line, device=self.graph.device)[:, :edges]
 
     def odds(self, state: int, eta: float) -> Odds:
         return Odds(edge=self.weight[state], eta=eta, tree=self.tree(state))
@@ -68,5 +72,7 @@ class Arms(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Arms:
         super()._apply(fn, recurse)
         self.graph = self.graph.to(fn(torch.zeros(0)).device)
+        if self.weight.stride(0) < self.graph.num_edges + tree.WIDE:  # what was moved is packed
+            self.weight = self._room(len(self.weight)).copy_(self.weight)
         self.sum_up()
         return self

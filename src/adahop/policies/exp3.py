@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -142,6 +143,7 @@ class Exp3(Policy):
         old = self.mean[layer, node]
         mean = torch.where(chance, old + rate * (rows.mean(reward) - old), old)
         self.mean[layer, node] = torch.where(torch.isfinite(mean), mean, old)
+        mean = torch.where(torch.isfinite(mean), mean, math.nan)  # and nothing is gained in such a row
         step = self.STEP * k.sqrt() if self.step == "scale-free" else float(self.step)
         return step * (reward / mean.clamp(min=1e-38)[rows.row] - 1.0) / (k * rows.q * n)
 

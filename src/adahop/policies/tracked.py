@@ -66,6 +66,14 @@ class Tracked(Policy):
                 self.square[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, MOST, slots,
             )  # fmt: skip
             return
+        if ops.fast(energy):
+            rule = (self.memory, LEVEL, MOST)
+            if ops.track(
+                block.n_id, block.num_dst, block.src, block.dst, block.weight, block.scale, energy.float().contiguous(),
+                self.square[layer], self.visits[layer], self.level[layer : layer + 1], rule,
+            ):  # fmt: skip
+                self.copied.learned(layer, block.num_edges, self.square[layer])
+            return
         factor = block.weight * block.scale
         true = ~block.is_self() & (factor > 0) & torch.isfinite(energy)  # an edge without weight says nothing
         seen = energy[true] / factor[true].square().clamp(min=1e-30)

@@ -65,7 +65,7 @@ class Sampler(nn.Module):
         """Blocks for the seeds, input layer first; the last block's targets are the seeds."""
         seeds = node_ids(seeds, self.graph.num_nodes).to(self.graph.device)
         blocks = self.draw(seeds)
-        self.step += 1
+        self.step.add_(1)
         return blocks
 
     def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
@@ -132,7 +132,7 @@ class Sampler(nn.Module):
     def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""
         g = self.graph
-        return as_block(dst, ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch))
+        return as_block(dst, ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch), drawn)
 
     # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
 
@@ -158,8 +158,8 @@ class Sampler(nn.Module):
         return self
 
 
-def as_block(dst: Tensor, hop: ops.Hop) -> Block:
-    ptr, pos, prob, scale = hop.drawn
+def as_block(dst: Tensor, hop: ops.Hop, drawn: ops.Drawn) -> Block:
+    ptr, pos, prob, scale = drawn
     return Block(hop.n_id, dst.numel(), hop.edge_index, hop.e_id, hop.weight, prob, scale, ptr, pos)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -65,14 +66,15 @@ class NeighborSampler(Sampler):
         if self.slots is not None:
             return self.slots.draw(self, seeds)
         dst, blocks, known = seeds, [], False
-        weighs = torch.ones(seeds.numel(), device=seeds.device)  # how much a target's error counts in the end
+        # with a budget: how much a target's error counts in the end
+        weighs = torch.ones(seeds.numel(), device=seeds.device) if self.budget else None
         for layer in reversed(range(len(self.sizes))):
             if layer in self.skip:
                 blocks.append(self.nothing(dst))
                 continue
             block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
             blocks.append(block)
-            weighs = passed_down(block, weighs, self.graph) if self.budget else weighs
+            weighs = None if weighs is None else passed_down(block, weighs, self.graph)
             dst, known = block.n_id, True
         if known:
             ops.forget(dst, self._scratch)
@@ -87,13 +89,13 @@ class NeighborSampler(Sampler):
                           policy.odds_for(layer, self.how), key, self._scratch, known)  # fmt: skip
         else:
             hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
-        return as_block(dst, hop._replace(drawn=policy.scaled(dst, hop.drawn)))
+        return as_block(dst, hop, policy.scaled(dst, hop.drawn))
 
-    def many(self, layer: int, dst: Tensor, weighs: Tensor) -> Tensor:
+    def many(self, layer: int, dst: Tensor, weighs: Tensor | None) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""
         size = self.sizes[layer]
-        if not self.budget or size < 0:
-            return torch.tensor([size], device=dst.device)
+        if weighs is None or size < 0:
+            return alike(size, dst.device)
         most = self.graph.indptr[dst + 1] - self.graph.first[dst]
         return spread(size, weighs * self.policy.strength(layer, dst), most, random.key(self.key(layer), BUDGET))
 
@@ -101,3 +103,9 @@ class NeighborSampler(Sampler):
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
             self.policy.update(layer, block, e)
+
+
+@functools.cache
+def alike(size: int, device: torch.device) -> Tensor:
+    """One number for all targets; nobody writes into it."""
+    return torch.tensor([size], device=device)
