@@ -49,12 +49,15 @@ def test_our_kernels_leave_the_same_run(method, model, many_threads):
 
 @pytest.mark.parametrize("method, model", METHODS)
 def test_the_first_loss_is_the_same(method, model, many_threads):
-    """Sampling, dropout and the whole forward pass do not depend on torch's threads; weights differ after a step."""
+    """Sampling, dropout and our sums do not depend on torch's threads; weights differ after a step.
+
+    Where a first layer folds its encoder into its kernel, their product is torch's, whose last bits do depend.
+    """
     losses = []
     for n in (1, 2, 8):
         with torch_threads(n):
             losses.append(end(method=method, model=model, sizes=sizes(method), epochs=1, batch_size=10_000)[0])
-    assert losses[0] == losses[1] == losses[2]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6) and losses[2] == pytest.approx(losses[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("method, model", METHODS)
