@@ -12,14 +12,17 @@ from torch_geometric.data import Data
 
 from adahop.block import Block, Ungathered
 from adahop.checks import InputError, KindError, count, flag, node_ids
+from adahop.ops import get_threads
 from adahop.samplers import Sampler
+from adahop.samplers.ahead import Ahead
 
 
 class Loader:
     """Batches for one epoch an iteration: `x` of all nodes, `y` of the seeds, `blocks`, `n_id` (seeds first), `e_id`.
 
     prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws in a thread, d batches
-    ahead; updates are then applied exactly d batches late, so runs with equal seeds stay equal.
+    ahead; updates are then applied exactly d batches late, so runs with equal seeds stay equal. Who does not learn
+    draws in as many threads as there are, up to d, a batch each.
     lean=True leaves out what only PyG's layers need: the joined edges, and a copy of the rows of x, which adahop's own
     models read where they lie. pin=True puts batches into pinned memory where there is a GPU to send them to.
 
@@ -96,6 +99,10 @@ class Loader:
         return seeds
 
     def _threaded(self, seeds: Iterator[Tensor], pending: list[Any]) -> Iterator[Data]:
+        workers = min(self.prefetch, get_threads())
+        if self.sampler.apart and workers > 1:
+            yield from self._side_by_side(seeds, workers)
+            return
         self.sampler.defer(True)
         for blocks, energy in pending:
             self.sampler.update(blocks, energy)
@@ -106,10 +113,21 @@ class Loader:
             pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
             self.sampler.defer(False)
 
+    def _side_by_side(self, seeds: Iterator[Tensor], workers: int) -> Iterator[Data]:
+        """Nobody learns, so that threads can draw a batch each."""
+        ahead = Ahead(self.sampler, workers, self.batch)
+        try:
+            yield from self._hand_out(seeds, ahead.submit)
+        finally:
+            ahead.shutdown()
+
     def _ahead(self, seeds: Iterator[Tensor], pool: ThreadPoolExecutor) -> Iterator[Data]:
+        return self._hand_out(seeds, lambda part: pool.submit(self._learn_then_draw, self.sampler.release(), part))
+
+    def _hand_out(self, seeds: Iterator[Tensor], submit: Callable[[Tensor], Future[Data]]) -> Iterator[Data]:
         waiting = self._waiting
         for part in seeds:
-            waiting.append(pool.submit(self._learn_then_draw, self.sampler.release(), part))
+            waiting.append(submit(part))
             if len(waiting) > self.prefetch:
                 yield self._pass(waiting.pop(0).result())
         while waiting:

@@ -17,11 +17,12 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # "cpu": for a b
 
 
 class Runner(NamedTuple):
-    """One who takes part: `work(seeds)` does a batch and says how many edges it had."""
+    """One who takes part: `work(seeds)` does a batch and says how many edges it had; `rest()` ends what it put off."""
 
     name: str
     work: Callable[[Tensor], int]
     peer: bool = False
+    rest: Callable[[], int] = lambda: 0
 
 
 class Turn(NamedTuple):
@@ -52,6 +53,7 @@ def take_turns(
     turns: dict[Runner, list[Turn]] = {runner: [] for runner in runners}
     for runner in runners:
         runner.work(seeds[0])
+        runner.rest()
     for _ in range(rounds):
         for runner in runners:
             turns[runner].append(turn(runner, seeds, seconds, device, CLOCKS[clock]))
@@ -66,6 +68,7 @@ def turn(runner: Runner, seeds: Sequence[Tensor], seconds: float, device: str, n
         edges += runner.work(seeds[batches % len(seeds)])
         batches += 1
         if now() - began >= seconds:
+            edges += runner.rest()
             settle(device)
             return Turn(edges, batches, now() - began)
 

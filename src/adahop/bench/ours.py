@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor
 
 from adahop.bench.clock import Runner
+from adahop.block import Block
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.methods import METHODS, make
-from adahop.samplers import Sampler
+from adahop.ops import get_threads
+from adahop.samplers import Labor, NeighborSampler, Sampler
+from adahop.samplers.ahead import Ahead
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -43,11 +47,33 @@ def sampler(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, devi
     return make(name, graph, [k if k < 0 else k * wide for k in sizes], **options).to(device)
 
 
+def drawing(text: str, own: Sampler) -> Runner:
+    """Draws alone: nothing is learnt between batches, so that each thread has one of its own, as in a Loader."""
+    many = get_threads() if isinstance(own, NeighborSampler | Labor) and own.graph.device.type == "cpu" else 1
+    if many == 1:
+        return Runner(text, lambda seeds: edges(own.sample(seeds)))
+    own.sample(torch.zeros(1, dtype=torch.long))  # what is made once is made before threads need it
+    ahead, waiting = Ahead(own, many, edges), deque()  # type: Ahead, deque
+
+    def work(seeds: Tensor) -> int:
+        waiting.append(ahead.submit(seeds))
+        return waiting.popleft().result() if len(waiting) > 2 * many else 0
+
+    def rest() -> int:
+        return sum(waiting.popleft().result() for _ in range(len(waiting)))
+
+    return Runner(text, work, rest=rest)
+
+
+def edges(blocks: list[Block]) -> int:
+    return sum(block.num_edges for block in blocks)
+
+
 def runner(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, device: str = "cpu") -> Runner:
     """Draw and relabel; with `update=true` also learn from energies that were made before the clock ran."""
     own = sampler(text, graph, sizes, batch_size, device)
     if not parse(text)[1].get("update"):
-        return Runner(text, lambda seeds: sum(block.num_edges for block in own.sample(seeds)))
+        return drawing(text, own)
     chance = torch.Generator().manual_seed(0)
     energy = -torch.rand(1 << 16, generator=chance).log().to(device)
 

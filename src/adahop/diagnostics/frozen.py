@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from adahop import ops
@@ -21,11 +19,7 @@ MEASURE = 1 << 42  # counters for measuring, away from those of training
 
 def twin(sampler: Sampler, seed: int, **changes: Any) -> Sampler:
     """A sampler that draws as this one does, from a stream of its own; its steps and scratch are its own too."""
-    other = copy.copy(sampler)
-    own = {k: torch.zeros_like(getattr(sampler, k)) for k in ("step", "epochs")}
-    other.__dict__["_buffers"] = {**sampler._buffers, **own}
-    other.__dict__["_modules"] = dict(sampler._modules)
-    other._scratch, other._pending = torch.full_like(sampler._scratch, -1), None
+    other: Sampler = sampler.twin()
     other.seed = random.key(seed, MEASURE)
     if hasattr(other, "slots"):
         other.slots = None  # type: ignore[assignment]  # who measures wants every edge once, and may ask for all of them

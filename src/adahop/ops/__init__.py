@@ -16,10 +16,10 @@ from torch import Tensor
 from adahop.ops import cpu, cpu_hop, notice, random, reference
 from adahop.ops.kinds import DRAWS, Bound, Drawn, Flat, Hop, Odds, Tree
 from adahop.ops.prefetch import large_pages
-from adahop.ops.threads import get_threads, over, set_threads, threads
+from adahop.ops.threads import alone, get_threads, over, set_threads, threads
 
 __all__ = [
-    "DRAWS", "Bound", "Drawn", "Flat", "Hop", "Odds", "Tree", "bound", "draw", "exp3", "forget", "full_sum",
+    "DRAWS", "Bound", "Drawn", "Flat", "Hop", "Odds", "Tree", "alone", "bound", "draw", "exp3", "forget", "full_sum",
     "gather_sum", "get_threads", "grow", "hop", "join", "large_pages", "notice", "on_gpu", "over", "random",
     "reference", "relabel", "segment_max",
     "segment_sum", "set_threads", "threads", "track",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
@@ -15,8 +16,21 @@ _pool: ThreadPoolExecutor | None = None
 SMALL = 20_000  # below this much work a second thread costs more than it gives
 
 
+_here = threading.local()  # `most`: of the kernels called from this thread, see `alone`
+
+
 def get_threads() -> int:
-    return _wanted or torch.get_num_threads()
+    return getattr(_here, "most", None) or _wanted or torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Kernels called from this thread keep to it: the others have work of their own."""
+    _here.most = 1
+    try:
+        yield
+    finally:
+        _here.most = None
 
 
 def set_threads(n: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,20 @@ class Sampler(nn.Module):
     def batches(self, nodes: Tensor, batch_size: int) -> int:
         """How many batches an epoch has."""
         return -(-nodes.numel() // batch_size)
+
+    @property
+    def apart(self) -> bool:
+        """Whether batches can be drawn side by side (`twin`): each depends on its step alone, and nothing is learnt."""
+        return False
+
+    def twin(self) -> Any:
+        """One that draws as this does and shares what it knows; its step and its scratch are its own."""
+        other = copy.copy(self)
+        own = {name: torch.zeros_like(getattr(self, name)) for name in ("step", "epochs")}
+        other.__dict__["_buffers"] = {**self._buffers, **own}
+        other.__dict__["_modules"] = dict(self._modules)
+        other._scratch, other._pending = torch.full_like(self._scratch, -1), None
+        return other
 
     @torch.no_grad()
     def sample(self, seeds: Any) -> list[Block]:

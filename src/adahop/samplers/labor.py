@@ -31,6 +31,10 @@ class Labor(Sampler):
         super().__init__(graph, sizes, seed)
         self.refine = count(refine, 0, "refine")
 
+    @property
+    def apart(self) -> bool:
+        return self.graph.device.type == "cpu"
+
     def draw(self, seeds: Tensor) -> list[Block]:
         g, dst, blocks = self.graph, seeds, []
         for layer in reversed(range(len(self.sizes))):

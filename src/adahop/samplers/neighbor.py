@@ -62,6 +62,10 @@ class NeighborSampler(Sampler):
         own = type(self).learn is not NeighborSampler.learn
         return own or type(self.policy).update is not Policy.update
 
+    @property
+    def apart(self) -> bool:
+        return not self.listens and self.slots is None and self.graph.device.type == "cpu"
+
     def draw(self, seeds: Tensor) -> list[Block]:
         if self.slots is not None:
             return self.slots.draw(self, seeds)
