@@ -202,7 +202,7 @@ class GNN(nn.Module):
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
             again = x.shape[1] <= self.widths[0]  # what x says is made anew, a piece at a time, instead of being held
             h, state = self._encode_all(x[low:high], not again)
-            cuts = node_chunks(graph, edges or (1 << 25) // max(self.edge_width, 32), low, high)
+            cuts = node_chunks(graph, edges or (1 << 24) // max(self.edge_width, 32), low, high)
             for layer, conv in enumerate(self.layers()):
                 h = h if parts is None else parts.whole(h)
                 self._prepare(layer, conv, h)
