@@ -26,9 +26,9 @@ REPEATS = 60
 
 
 def edges(sampler: Any, nodes: Any) -> list[int]:
-    """What a layer draws for these nodes, self-loops left out, mean over a few draws."""
+    """What a layer takes for these nodes, self-loops left out, mean over a few draws."""
     layers = [sampler.sample(nodes) for _ in range(5)]
-    return [round(sum(int(blocks[i].drawn().sum()) for blocks in layers) / 5) for i in range(len(layers[0]))]
+    return [round(sum(int((~blocks[i].is_self()).sum()) for blocks in layers) / 5) for i in range(len(layers[0]))]
 
 
 def run(graph: str, case: tuple, k: int, seed: int, folder: str) -> dict[str, Any]:
