@@ -32,12 +32,13 @@ GRAPHS: dict[str, tuple[str, str, tuple[int, ...], int, int]] = {  # file: featu
 GRID = ((0.01, 0.5), (0.01, 0.1), (0.003, 0.1))  # learning rate, dropout
 WAYS = {  # what the loader's line is given besides
     "pyg": 'method="graphsage", replace=False',  # the script as it is: uniform, without replacement, no scale
-    "uniform": 'method="graphsage", replace=False',
     "adahop": 'method="adahop"',
+    "plain": 'method="adahop", estimator="plain"',  # learned draws without the snapshot
+    "snapshot": 'method="graphsage", replace=False, estimator="snapshot"',  # the snapshot with uniform draws
     "bs.m": 'method="bs.m"',
     "bs": 'method="bs"',
 }
-WHICH = [("pyg", 1), ("adahop", 2), ("uniform", 1), ("pyg", 2), ("bs.m", 2), ("bs", 2), ("adahop", 1)]  # of k, k / 2
+WHICH = [("pyg", 1), ("adahop", 2), ("plain", 2), ("snapshot", 2), ("pyg", 2), ("bs.m", 2), ("bs", 2)]  # of k, k / 2
 IMPORT = "from torch_geometric.loader import NeighborLoader"
 LOADER = "batch_size=args.batch_size, shuffle=True)"
 
@@ -101,7 +102,7 @@ def tasks(rows: list[dict[str, Any]], seeds: int, tune: bool, parts: int) -> lis
     if tune:
         return [Task(g, s, "pyg", GRAPHS[g][2][0], -1, *grid) for g in GRAPHS for s in SCRIPTS for grid in GRID]
     out = []
-    for part in (WHICH[:2], WHICH[2:4], WHICH[4:])[:parts]:
+    for part in (WHICH[:2], WHICH[2:5], WHICH[5:])[:parts]:
         for seed in range(seeds):
             for graph, k, script in cells():
                 chosen = settings(rows, graph, script)
@@ -151,7 +152,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--graphs", default=",".join(GRAPHS))
     parser.add_argument(
-        "--parts", type=int, default=3, help="1: the question alone; 2: scaled uniform too; 3: all ways"
+        "--parts", type=int, default=3, help="1: the question alone; 2: each half of it by itself; 3: all ways"
     )
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")

@@ -12,8 +12,8 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from adahop.checks import InputError, node_ids
 from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, draw_hops, unplaced
-from adahop.pyg.loader import _subgraph, weigh
+from adahop.pyg.hops import Hops, draw_hops, unplaced, weigh
+from adahop.pyg.loader import _subgraph
 from adahop.pyg.norm import gcn_degree
 from adahop.pyg.source import fitting, node_sampler, pyg_options, source
 from adahop.samplers import NeighborSampler

@@ -17,6 +17,7 @@ from adahop.block import Block
 from adahop.checks import InputError, KindError
 from adahop.policies import Uniform
 from adahop.pyg.align import align
+from adahop.pyg.snapshot import Snapshots
 from adahop.pyg.wrap import ATTENTION, energy_of, scale_of
 from adahop.samplers import NeighborSampler
 
@@ -60,6 +61,20 @@ class Ear:
             scale = scale_of(m)
             if scale is not None:
                 scale.batch, scale.listens = batch, self.listens
+
+    @contextlib.contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Within, the scale is still handed on, and nothing is heard."""
+        batch, scales = self.batch, [s for s in map(scale_of, self.layers) if s is not None]
+        self.batch = None
+        for scale in scales:
+            scale.listens = False
+        try:
+            yield
+        finally:
+            self.batch = batch
+            for scale in scales:
+                scale.listens = self.listens
 
     def close(self) -> None:
         self.start(None)
@@ -124,6 +139,10 @@ class Learner:
     """What a loader or a PyG sampler needs to learn from a model: `feedback` around a step, or `learn` once."""
 
     sampler: NeighborSampler
+    data: Any
+    estimator = "plain"  # or "snapshot"
+    _snapshots: Snapshots | None = None
+    _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: Any = None  # the batch handed out last
     _ear: Ear | None = None
     _warned = False
@@ -139,11 +158,13 @@ class Learner:
         if batch is None:
             raise InputError("`batch` must be given before the loader has handed one out, got None")
         ear = Ear(model, self.sampler.listens)
+        self._remember(model)
         try:
-            ear.start(batch)
+            self._start(ear, batch)
             yield
             self._teach(ear)
         finally:
+            self._start(ear, None)
             ear.close()
 
     def learn(self, model: nn.Module | None) -> None:
@@ -151,11 +172,28 @@ class Learner:
         if self._ear is not None:
             self._ear.close()
         self._ear = None if model is None else Ear(model, self.sampler.listens)
+        self._remember(model)
+
+    def _remember(self, model: nn.Module | None) -> None:
+        """Snapshots of this model's layers from now on, where the estimator asks for them."""
+        if self._snapshots is not None and self._snapshots.model is not model:
+            self._snapshots.close()
+            self._snapshots = None
+        if self.estimator == "snapshot" and model is not None:
+            self._snapshots = self._snapshots or Snapshots(model, self.data)
+            if self._found is not None:
+                self._snapshots.restore(self._found)
+                self._found = None
+
+    def _start(self, ear: Ear, batch: Any) -> None:
+        ear.start(batch)
+        if self._snapshots is not None:
+            self._snapshots.start(batch, ear)
 
     def _hand_out(self, batch: Any) -> Any:
         self._last = batch
         if self._ear is not None:
-            self._ear.start(batch)
+            self._start(self._ear, batch)
         return batch
 
     def _take_back(self, done: bool = True) -> None:
@@ -163,7 +201,7 @@ class Learner:
         if self._ear is not None and self._ear.batch is not None:
             if done or self._ear.complete():
                 self._teach(self._ear)
-            self._ear.start(None)
+            self._start(self._ear, None)
 
     def _teach(self, ear: Ear) -> None:
         if not ear.heard:

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from adahop.block import Block, expand
+from adahop.graph import Graph
 from adahop.ops.subgraph import induced
 from adahop.samplers import NeighborSampler
 
@@ -143,3 +145,17 @@ def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
     return hops._replace(
         edge_index=edge_index, e_id=e_id, scale=ones, num_nodes=None, num_edges=None, blocks=None
     )  # fmt: skip
+
+
+def weigh(batch: Data, hops: Hops, graph: Graph, degree: Tensor) -> Data:
+    """Add the scale, the weight with the scale in it, the blocks to learn from and the degrees in the whole graph."""
+    device = batch.edge_index.device
+    batch.scale = hops.scale.to(device)
+    own = batch.edge_weight if "edge_weight" in batch else None
+    batch.edge_weight = batch.scale if own is None else own * batch.scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+    if hops.blocks is not None:
+        batch.blocks = hops.blocks
+        batch.gcn_degree = degree[hops.n_id.to(degree.device)].to(device)
+        if own is None:  # with weights, a mean is over their sum, which the batch does not know
+            batch.full_degree = (graph.indptr[hops.n_id + 1] - graph.indptr[hops.n_id]).to(device)
+    return batch

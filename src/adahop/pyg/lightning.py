@@ -29,14 +29,15 @@ def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
             self.ear = self.ear or Ear(module, learner.sampler.listens)
-            self.ear.start(batch)
+            learner._remember(module)
+            learner._start(self.ear, batch)
 
         def on_train_batch_end(
             self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
         ) -> None:
             if self.ear is not None:
                 learner._teach(self.ear)
-                self.ear.start(None)
+                learner._start(self.ear, None)
             if log is not None and batch_idx % every == 0:
                 log(getattr(trainer, "global_step", batch_idx), **stats(batch))
 

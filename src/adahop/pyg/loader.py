@@ -14,14 +14,16 @@ from torch_geometric.loader.utils import filter_data
 
 from adahop.block import Block
 from adahop.checks import InputError, KindError, count, flag, function, node_ids, one_of
-from adahop.graph import Graph
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced
+from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced, weigh
 from adahop.pyg.norm import gcn_degree
 from adahop.pyg.source import fitting, node_sampler, pyg_options, source
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
+
+ESTIMATORS = ("plain", "snapshot")
+STATE = {"sampler", "snapshots", "epoch", "taken", "ahead", "pending"}
 
 
 class AdaptiveNeighborLoader(Learner):
@@ -33,11 +35,12 @@ class AdaptiveNeighborLoader(Learner):
     first appears. `scale` makes the sum over a node's drawn edges unbiased, and `edge_weight` is scale times the data's
     own `edge_weight`: pass it to the model, and call `scale_messages(model)` once, for layers that take none and for
     GCNConv, which needs the degrees of the whole graph. `weight_attr` draws in proportion to fixed weights.
+    estimator="snapshot" (of method "adahop", once it learns) remembers each layer's output for all nodes from a pass
+    over the data, made at an epoch's start unless the model was just evaluated, and draws what changed since.
 
     Differences to PyG: a node with no more neighbours than are to be drawn takes them all, also with `replace`;
-    self-loops of the data are always taken, exactly, and not counted; `replace=None` leaves it to the method; in
-    `disjoint` trees a node's draw is the same in all trees of a batch; bidirectional and induced subgraphs estimate no
-    sum, so their scale is 1.
+    self-loops of the data are always taken and not counted; `replace=None` leaves it to the method; in `disjoint` trees
+    a node's draw is the same in all trees of a batch; bidirectional and induced subgraphs estimate no sum (scale 1).
 
     One seed gives the same batches for any number of threads. prefetch=d draws in a thread, d batches ahead.
 
@@ -65,6 +68,7 @@ class AdaptiveNeighborLoader(Learner):
         subgraph_type: Any = "directional",
         directed: bool = True,
         weight_attr: str | None = None,
+        estimator: str | None = None,
         transform: Callable[[Data], Any] | None = None,
         sampler: NeighborSampler | None = None,
         **options: Any,
@@ -77,6 +81,8 @@ class AdaptiveNeighborLoader(Learner):
             )  # fmt: skip
         else:
             self.sampler = fitting(sampler, graph)
+        own = "snapshot" if method == "adahop" and weight_attr is None and sampler is None else "plain"
+        self.estimator = one_of(estimator or own, ESTIMATORS, "estimator")
         self.nodes = _inputs(input_nodes, graph.num_nodes)
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         self.subgraph = _subgraph(
@@ -115,6 +121,8 @@ class AdaptiveNeighborLoader(Learner):
         if state is None:
             self._epoch, self._taken = int(self.sampler.epochs), 0
             self.sampler.epochs += 1
+            if self._snapshots is not None:
+                self._snapshots.renew()
         return self._threaded(state) if self.prefetch else self._plain()
 
     def _parts(self) -> list[Tensor]:
@@ -190,6 +198,7 @@ class AdaptiveNeighborLoader(Learner):
         ahead = [f.result() for f in self._waiting] if self._taken > 0 else []
         return {
             "sampler": copy.deepcopy(self.sampler.state_dict()),
+            "snapshots": self._found if self._snapshots is None else self._snapshots.state(),
             "epoch": self._epoch,
             "taken": self._taken if 0 < self._taken < len(self) else 0,  # after the last batch the next epoch begins
             "ahead": [(part, hops.plain()) for part, hops, _ in ahead],
@@ -198,28 +207,16 @@ class AdaptiveNeighborLoader(Learner):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a `state_dict` of a loader over the same data with the same options."""
-        if not isinstance(state, dict) or not {"sampler", "epoch", "taken", "ahead", "pending"} <= state.keys():
+        if not isinstance(state, dict) or not state.keys() >= STATE:
             raise KindError(f"`state` must be the `state_dict` of such a loader, got {type(state).__name__}")
         self.sampler.load_state_dict(state["sampler"])
+        self._found = state["snapshots"]
+        self._remember(None if self._snapshots is None else self._snapshots.model)
         self._epoch, self._taken, self._waiting = state["epoch"], state["taken"], []
         pending = [([Block(*b) for b in blocks], energy) for blocks, energy in state["pending"]]
         self._resumed = {**state, "pending": pending} if state["taken"] else None
         for blocks, energy in () if self._resumed else pending:
             self.sampler.update(blocks, energy)
-
-
-def weigh(batch: Data, hops: Hops, graph: Graph, degree: Tensor) -> Data:
-    """Add the scale, the weight with the scale in it, the blocks to learn from and the degrees in the whole graph."""
-    device = batch.edge_index.device
-    batch.scale = hops.scale.to(device)
-    own = batch.edge_weight if "edge_weight" in batch else None
-    batch.edge_weight = batch.scale if own is None else own * batch.scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
-    if hops.blocks is not None:
-        batch.blocks = hops.blocks
-        batch.gcn_degree = degree[hops.n_id.to(degree.device)].to(device)
-        if own is None:  # with weights, a mean is over their sum, which the batch does not know
-            batch.full_degree = (graph.indptr[hops.n_id + 1] - graph.indptr[hops.n_id]).to(device)
-    return batch
 
 
 def _done(value: Any) -> Future:
