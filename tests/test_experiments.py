@@ -340,6 +340,20 @@ def test_every_experiment_has_a_name_for_the_command(run):
     assert code == 2 and "did you mean 'table" in err
 
 
+def test_rows_by_file_or_with_one_k(tmp_path, run):
+    home = tmp_path / "runs" / "sample-size" / "digits"
+    home.mkdir(parents=True)
+    for name in ("residual-x", "residual-y"):
+        (home / f"{name}.yaml").write_text("name: X\nmethod: graphsage\nhidden: 4\nepochs: 1\nruns: 1\nks: [2, 3]\n")
+    words = ("reproduce", "sample-size", "--cells", home.parent.parent, "--jobs", 1)
+    for rows, want in (("residual-x", ["residual-x-k2", "residual-x-k3"]), ("residual-y-k3", ["residual-y-k3"])):
+        out = tmp_path / rows
+        assert run(*words, "--rows", rows, "--out", out)[0] == 0
+        assert sorted(p.stem for p in (out / "sample-size" / "digits").glob("*-k?.json")) == want
+    code, _, err = run(*words, "--rows", "residual-z")
+    assert code == 2 and "`rows` must be one of residual-x, residual-y, got 'residual-z'" in " ".join(err.split())
+
+
 @pytest.mark.parametrize("method", ["adahop", "ladies", "graphsaint"])
 def test_every_measure_measures(tmp_path, method):
     path = tmp_path / "sample-size" / "digits" / "residual-x.yaml"

@@ -266,6 +266,25 @@ def test_exp3_learns_what_the_reference_learns(monkeypatch, options):
         assert torch.allclose(ours[name].double(), want.double(), rtol=1e-3, atol=1e-4), name
 
 
+@pytest.mark.parametrize("draw", ["depround", "multinomial"])
+def test_exp3_with_more_draws_than_a_kernel_compares(monkeypatch, draw):
+    """90 draws of one target, each place once or some of them twice."""
+    graph = Graph.from_edge_index([list(range(1, 201)), [0] * 200])
+    found = []
+    for kernels in (True, False):
+        if not kernels:
+            monkeypatch.setenv("ADAHOP_REFERENCE", "1")
+            monkeypatch.delenv("ADAHOP_TRITON")
+        sampler = make("bs.m", graph.to(DEVICE), [90], seed=1, draw=draw)
+        with pytest.MonkeyPatch.context() as patch:  # both sides draw the reference's
+            patch.setenv("ADAHOP_REFERENCE", "1")
+            block = sampler.sample([0])[0]
+        assert (block.pos.unique().numel() == 90) == (draw == "depround")
+        sampler.update([block], [torch.linspace(0.1, 3.0, 90, device=block.pos.device)])
+        found.append(sampler.policy.state_dict()["arms.weight"].cpu())
+    assert float((found[1] - 1).abs().max()) > 0 and torch.allclose(*found, rtol=1e-4)
+
+
 def test_tracked_learns_what_the_reference_learns(monkeypatch):
     """On draws that both sides share: uniform odds, so that the kernels' other way to draw plays no part."""
     ours, true = (learned("graphsage", monkeypatch, k, policy="tracked", eta=0.999) for k in (True, False))

@@ -295,3 +295,18 @@ def test_which_estimator():
     assert loader_of(data, 2, method="bs", estimator="snapshot").estimator == "snapshot"
     with pytest.raises(InputError, match="`estimator` must be one of plain, snapshot, got 'history'"):
         loader_of(data, 2, estimator="history")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gatv2", "transformer"])
+def test_model_and_batches_on_a_gpu_and_data_in_memory(kind):
+    data, model = the_data(), wrapped(kind).cuda()
+    loader = loader_of(data, 2)
+    loader.learn(model)
+    for _ in range(2):
+        for batch in loader:
+            batch = batch.to("cuda")
+            out = model(batch.x, batch.edge_index, batch.edge_attr)[: batch.batch_size]
+            exact = model.eval()(data.x.cuda(), data.edge_index.cuda(), data.edge_attr.cuda())
+            model.train()
+            torch.testing.assert_close(out, exact[batch.n_id[: batch.batch_size]], atol=1e-3, rtol=1e-3)

@@ -26,7 +26,9 @@ from adahop.records import Records
 def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all.")],
     datasets: Annotated[str | None, option("With commas between; all that have cells if left out.")] = None,
-    rows: Annotated[str | None, option("Rows with commas between, by file name; all if left out.")] = None,
+    rows: Annotated[
+        str | None, option("Rows with commas between, by file name, all k or one (as bliss-k5); all if left out.")
+    ] = None,
     runs: Annotated[
         int | None, option("Runs a cell, seeds counted up from 0; the cell's own number if left out.")
     ] = None,
@@ -53,8 +55,9 @@ def reproduce(
     names = list(EXPERIMENTS) if experiment == "all" else [experiment]
     found = {cell.place: cell for name in names for cell in cells_of(name, folder)}
     wanted = _chosen(datasets, sorted({c.dataset for c in found.values()}), "datasets")
-    kept = _chosen(rows, sorted({c.row for c in found.values()}), "rows")
-    chosen = [c for c in found.values() if c.dataset in wanted and c.row in kept]
+    one_k = {c.row for c in found.values() if c.k is not None}
+    kept = _chosen(rows, sorted({c.file for c in found.values()}), "rows", one_k)
+    chosen = [c for c in found.values() if c.dataset in wanted and (c.file in kept or c.row in kept)]
     Records(out)
     workers = jobs or (1 if device.startswith("cuda") else _cores())
     setting = Setting(Path(out), tuple(p.resolve() for p in roots(data)), device, workers, download)
@@ -69,10 +72,10 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _chosen(text: str | None, known: list[str], what: str) -> list[str]:
+def _chosen(text: str | None, known: list[str], what: str, also: set[str] | frozenset[str] = frozenset()) -> list[str]:
     if text is None:
         return known
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise InputError(f"`{what}` must be names with commas between, got '{text}'")
-    return [one_of(name, known, what) for name in names]
+    return [name if name in also else one_of(name, known, what) for name in names]

@@ -40,6 +40,11 @@ class Cell:
         """Where its results lie, below the results' folder."""
         return Path(self.experiment, self.dataset, self.row)
 
+    @property
+    def file(self) -> str:
+        """The name of its file, which a row has in common with those of another k."""
+        return self.row if self.k is None else self.row.removesuffix(f"-k{self.k}")
+
     def config(self, device: str = "cpu", **changes: Any) -> Config:
         settings = {**self.settings, **changes}
         return Config(**{**settings, "sizes": tuple(settings.get("sizes", (10, 10)))}, device=device)

@@ -124,10 +124,11 @@ def exp3(node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visit
     """One fused update of EXP3's state for a block with as many as `slots` edges a target."""
     if node.numel() == 0:
         return
-    owner = _claim(node, first.numel())
+    owner, many = _claim(node, first.numel()), power(slots)
+    twice = slots <= MOST or pos.unique().numel() < pos.numel()  # whether a place may stand in a row twice
     gpu_learn.exp3[(node.numel(),)](
         owner, node, ptr, pos, prob, scale, energy, first, indptr, weight, mean, visits, step, memory,
-        S=power(slots), BLK=BLOCK, ROOT=root, ONCE=once, num_warps=1,
+        S=many, BLK=BLOCK, ROOT=root, ONCE=once, TWICE=twice, num_warps=min(8, max(1, many // 64)),
     )  # fmt: skip
 
 

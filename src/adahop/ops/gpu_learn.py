@@ -22,12 +22,12 @@ def claim(owner, node, rows, TB: tl.constexpr):
 
 
 @triton.jit
-def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr):
-    """Multiply the weight of each place by e^gain (twice where it was drawn twice); bring a far segment back."""
-    slot = tl.arange(0, S)
-    mine = tl.where(live, pos, -1 - slot)
+def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr, TWICE: tl.constexpr):
+    """Multiply the weight of each place by e^gain (TWICE: also where it was drawn twice); bring a far segment back."""
     gain = tl.where(live, gain, 0.0)
-    gain = tl.sum(tl.where(mine[:, None] == mine[None, :], gain[None, :], 0.0), 1)
+    if TWICE:  # S x S: not for layer-wise draws, where a row may have thousands
+        mine = tl.where(live, pos, -1 - tl.arange(0, S))
+        gain = tl.sum(tl.where(mine[:, None] == mine[None, :], gain[None, :], 0.0), 1)
     old = tl.load(w + pos, mask=live, other=0.0)
     new = old * tl.exp(gain)
     tl.debug_barrier()  # everyone has read before anyone writes
@@ -56,7 +56,7 @@ def grow(owner, node, ptr, pos, gain, first, indptr, w, S: tl.constexpr, BLK: tl
         x = tl.load(gain + e, mask=e < hi, other=0.0)
         a = tl.load(first + v)
         n = (tl.load(indptr + v + 1) - a).to(tl.int32)
-        bump(w, tl.load(pos + e, mask=e < hi, other=0), x, (e < hi) & (x != 0.0), a, n, S, BLK)
+        bump(w, tl.load(pos + e, mask=e < hi, other=0), x, (e < hi) & (x != 0.0), a, n, S, BLK, True)
         tl.store(owner + v, FREE)
 
 
@@ -79,7 +79,7 @@ def finite(x):
 
 @triton.jit
 def exp3(owner, node, ptr, pos, prob, scale, energy, first, indptr, w, mean, visits, step, memory, S: tl.constexpr,
-         BLK: tl.constexpr, ROOT: tl.constexpr, ONCE: tl.constexpr):  # fmt: skip
+         BLK: tl.constexpr, ROOT: tl.constexpr, ONCE: tl.constexpr, TWICE: tl.constexpr):  # fmt: skip
     """A row of EXP3 (ONCE: of EXP3.M): running mean of the reward, gains, weights; see `adahop.policies.exp3`."""
     t = tl.program_id(0)
     v = tl.load(node + t)
@@ -103,7 +103,7 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, indptr, w, mean, vis
         by = step * tl.sqrt(k) if ROOT else step
         gain = by * (reward / tl.maximum(new, 1e-38) - 1.0) / tl.maximum(k * often * n, 1e-30)
         gain = tl.where(finite(gain), tl.minimum(tl.maximum(gain, -1.0), 1.0), 0.0)
-        bump(w, tl.load(pos + e, mask=live, other=0), gain, live, a, n, S, BLK)
+        bump(w, tl.load(pos + e, mask=live, other=0), gain, live, a, n, S, BLK, TWICE)
         tl.store(owner + v, FREE)
 
 

@@ -15,7 +15,7 @@ from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, draw_hops, unplaced, weigh
 from adahop.pyg.loader import _subgraph
 from adahop.pyg.norm import gcn_degree
-from adahop.pyg.source import fitting, node_sampler, pyg_options, source
+from adahop.pyg.source import node_sampler, pyg_options, source
 from adahop.samplers import NeighborSampler
 
 
@@ -46,11 +46,9 @@ class AdaptiveSampler(Learner, BaseSampler):
         **options: Any,
     ):
         data, graph = source(data)
-        if sampler is None:
-            sampler = node_sampler(
-                data, graph, num_neighbors, method, seed, replace, weight_attr, **pyg_options(options)
-            )  # fmt: skip
-        self.sampler = fitting(sampler, graph)
+        self.sampler = node_sampler(
+            data, graph, num_neighbors, method, seed, replace, weight_attr, sampler, **pyg_options(options)
+        )
         self.disjoint, self.subgraph = disjoint, _subgraph(subgraph_type, disjoint)
         self._place, self._degree = unplaced(graph.num_nodes), gcn_degree(graph)
         self._drawn: Hops | None = None

@@ -158,9 +158,8 @@ class Learner:
         if batch is None:
             raise InputError("`batch` must be given before the loader has handed one out, got None")
         ear = Ear(model, self.sampler.listens)
-        self._remember(model)
         try:
-            self._start(ear, batch)
+            self._listen(ear, model, batch)
             yield
             self._teach(ear)
         finally:
@@ -184,6 +183,11 @@ class Learner:
             if self._found is not None:
                 self._snapshots.restore(self._found)
                 self._found = None
+
+    def _listen(self, ear: Ear, model: nn.Module, batch: Any) -> Ear:
+        self._remember(model)
+        self._start(ear, batch)
+        return ear
 
     def _start(self, ear: Ear, batch: Any) -> None:
         ear.start(batch)

@@ -28,9 +28,7 @@ def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 
         state_key = "adahop"  # its name in a checkpoint
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
-            self.ear = self.ear or Ear(module, learner.sampler.listens)
-            learner._remember(module)
-            learner._start(self.ear, batch)
+            self.ear = learner._listen(self.ear or Ear(module, learner.sampler.listens), module, batch)
 
         def on_train_batch_end(
             self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any

@@ -18,7 +18,7 @@ from adahop.ops import random
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced, weigh
 from adahop.pyg.norm import gcn_degree
-from adahop.pyg.source import fitting, node_sampler, pyg_options, source
+from adahop.pyg.source import node_sampler, pyg_options, source
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
 
@@ -74,13 +74,9 @@ class AdaptiveNeighborLoader(Learner):
         **options: Any,
     ):
         self.data, graph = source(data)
-        options = pyg_options(options)
-        if sampler is None:
-            self.sampler = node_sampler(
-                self.data, graph, num_neighbors, method, seed, replace, weight_attr, **options
-            )  # fmt: skip
-        else:
-            self.sampler = fitting(sampler, graph)
+        self.sampler = node_sampler(
+            self.data, graph, num_neighbors, method, seed, replace, weight_attr, sampler, **pyg_options(options)
+        )
         own = "snapshot" if method == "adahop" and weight_attr is None and sampler is None else "plain"
         self.estimator = one_of(estimator or own, ESTIMATORS, "estimator")
         self.nodes = _inputs(input_nodes, graph.num_nodes)

@@ -65,9 +65,12 @@ def node_sampler(
     seed: int,
     replace: bool | None = None,
     weight_attr: str | None = None,
+    given: NeighborSampler | None = None,
     **options: Any,
 ) -> NeighborSampler:
-    """The sampler of a method; `num_neighbors` counts from the seeds outwards, `sizes` from the input inwards."""
+    """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards."""
+    if given is not None:
+        return fitting(given, graph)
     if isinstance(num_neighbors, dict):
         raise InputError("`num_neighbors` must be a list, got a dict: edge types are not supported yet")
     if torch.is_tensor(num_neighbors):
