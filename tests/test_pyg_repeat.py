@@ -100,3 +100,23 @@ def test_any_step_is_a_checkpoint(tmp_path, stop):
     path = str(tmp_path / "state.pt")
     whole = train("sage", 2, stop, path)
     assert train("sage", 2, -1, path, True) == whole[stop:]
+
+
+def test_a_process_may_end_within_an_epoch():
+    """With batches handed out and learnt from, and nobody to take them back."""
+    code = (
+        "import torch, torch_geometric.nn as pyg, adahop\n"
+        "from adahop.pyg import AdaptiveNeighborLoader as Loader, scale_messages\n"
+        "data, kept = adahop.load('digits'), []\n"
+        "for prefetch in (0, 2):\n"
+        "    model = scale_messages(pyg.GraphSAGE(64, 8, 2, 10))\n"
+        "    loader = Loader(data, [3, 3], data.train_mask, batch_size=64, prefetch=prefetch)\n"
+        "    loader.learn(model)\n"
+        "    steps = iter(loader)\n"
+        "    batch = next(steps)\n"
+        "    model(batch.x, batch.edge_index).sum().backward()\n"
+        "    kept.append((model, loader, steps, batch))\n"
+    )
+    path = os.pathsep.join(filter(None, [str(Path(adahop.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    assert done.returncode == 0 and b"Error" not in done.stderr, done.stderr.decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -138,7 +139,8 @@ class AdaptiveNeighborLoader(Learner):
         try:
             yield self._hand_out(batch)
         except GeneratorExit:
-            self._take_back(done=False)
+            if not sys.is_finalizing():  # nobody is left to learn
+                self._take_back(done=False)
             raise
         self._take_back()
 
