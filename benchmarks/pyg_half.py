@@ -3,7 +3,7 @@
     python benchmarks/pyg_half.py --data DIR [--out FILE] [--only TEXT] [--seeds 3] [--tune | --table]
 
 One JSON line a run; finished runs are not repeated. `--tune` runs the grid with PyG's uniform draws alone, at k
-neighbours and another seed; every way of drawing then takes what was best on validation there. `--table` prints the
+neighbours and another seed; every way of drawing then takes what was best on validation there. `--table` writes the
 table of docs/results.md.
 """
 
@@ -39,6 +39,10 @@ WAYS = {  # what the loader's line is given besides
     "bs": 'method="bs"',
 }
 WHICH = [("pyg", 1), ("adahop", 2), ("plain", 2), ("snapshot", 2), ("pyg", 2), ("bs.m", 2), ("bs", 2)]  # of k, k / 2
+NAMES = {"cora": "Cora", "amazon_computers": "computers", "tolokers": "tolokers", "pubmed": "Pubmed",
+         "ppi_rebuilt_labels": "PPI"}  # fmt: skip
+SAID = {"pyg": "the script", "adahop": "adahop", "plain": "learned draws alone", "snapshot": "snapshot alone",
+        "bs.m": "bs.m", "bs": "bs"}  # fmt: skip
 IMPORT = "from torch_geometric.loader import NeighborLoader"
 LOADER = "batch_size=args.batch_size, shuffle=True)"
 
@@ -118,14 +122,16 @@ def cells() -> list[tuple[str, int, str]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Test scores of the ways that have run, and the paired difference of ours at k/2 to the script as it is at k."""
     columns = [c for c in WHICH if any(scores(rows, *cell, *c) for cell in cells())]
-    head = [f"{way}, {'k' if half == 1 else 'k/2'}" for way, half in columns]
-    lines = ["| graph, k | script | " + " | ".join(head) + " | adahop k/2 − pyg k |", "|---" * (len(head) + 3) + "|"]
+    head = [f"{SAID[way]}, {'k' if half == 1 else 'k/2'}" for way, half in columns]
+    head.insert(2, "difference, paired")
+    lines = ["| graph, k | script | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
     for graph, k, script in cells():
         found = [scores(rows, graph, k, script, *c) for c in columns]
         if len(found[0]) > 1:
             gaps = [found[1][s] - found[0][s] for s in found[0] if s in found[1]]
-            said = " | ".join([spread(list(f.values()), ".4f") for f in found] + [spread(gaps, "+.4f")])
-            lines.append(f"| {graph}, {k} | {script} | {said} |")
+            said = [spread(list(f.values()), ".4f") for f in found]
+            said.insert(2, spread(gaps, "+.4f"))
+            lines.append(f"| {NAMES[graph]}, {k} | {script.upper()} | " + " | ".join(said) + " |")
     return "\n".join(lines)
 
 
@@ -141,7 +147,15 @@ def spread(values: list[float], form: str) -> str:
     if len(values) < 2:
         return "–"
     many = "" if len(values) == 3 else f" ({len(values)} seeds)"
-    return f"{mean(values):{form}} ± {stdev(values):.4f}{many}"
+    said = f"{mean(values):{form}} ± {stdev(values):.4f}".replace("0.", ".").replace("-", "−")
+    return said + many
+
+
+def write(text: str) -> None:
+    """The table of docs/results.md anew."""
+    page = HERE.parent / "docs" / "results.md"
+    before, rest = page.read_text().split("<!-- half -->\n")
+    page.write_text(f"{before}<!-- half -->\n{text}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
 
 
 def main() -> None:
@@ -159,7 +173,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     if args.table:
-        print(table(rows))
+        write(table(rows))
         return
     done = {Task(*(r[f] for f in Task._fields)) for r in rows}
     words, graphs = args.only.split(), args.graphs.split(",")

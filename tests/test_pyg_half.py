@@ -48,8 +48,6 @@ def test_the_table_pairs_the_seeds():
     for seed, (a, b) in enumerate([(0.5, 0.6), (0.7, 0.8)]):
         rows += [row("pyg", 4, seed, a), row("adahop", 2, seed, b)]
     line = half.table(rows).splitlines()[-1]
-    assert line == (
-        "| cora, 4 | sage | 0.6000 ± 0.1414 (2 seeds) | 0.7000 ± 0.1414 (2 seeds) | +0.1000 ± 0.0000 (2 seeds) |"
-    )
+    assert line == ("| Cora, 4 | SAGE | .6000 ± .1414 (2 seeds) | .7000 ± .1414 (2 seeds) | +.1000 ± .0000 (2 seeds) |")
     todo = half.tasks(rows, 3, False, 1)
     assert len(todo) == 6 and {t.k for t in todo} == {4, 2} and {t.lr for t in todo} == {0.01}

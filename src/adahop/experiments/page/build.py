@@ -12,7 +12,7 @@ from adahop.experiments.outcome import NOT_RUN, Outcome, by_dataset, label, outc
 from adahop.experiments.page import figures
 from adahop.experiments.page.details import details, environment
 from adahop.experiments.page.html import Html, join, tag, wide
-from adahop.experiments.page.scores import dataset_table, overview
+from adahop.experiments.page.scores import anchor, dataset_table, overview
 from adahop.experiments.page.sizes import order
 
 HERE = Path(__file__).parent
@@ -90,9 +90,14 @@ def _tables(name: str, found: Found, drawn: list[figures.Figure]) -> tuple[str, 
         if not any(o.facts for o in some):
             continue
         data = next(o.facts["data"] for o in some if o.facts)
-        mark = tag("span", data["note"], class_="badge") if data["note"] else None
+        own = data["note"] and data["note"] not in label(dataset)
+        mark = tag("span", data["note"], class_="badge") if own else None
         size = f"{data['nodes']:,} nodes, {data['edges']:,} edges, {data['training']:,} to train on"
-        parts += [tag("h3", label(dataset), " ", mark), tag("p", size, class_="fine"), dataset_table(some)]
+        parts += [
+            tag("h3", label(dataset), " ", mark, id=anchor(some[0])),
+            tag("p", size, class_="fine"),
+            dataset_table(some),
+        ]
         way = ways.get(f"{name}-{dataset}-way")
         parts += [_figure(way, drawn) if way else None, details(some, "Runs, settings, commands")]
     return name, EXPERIMENTS[name].title, join(parts)

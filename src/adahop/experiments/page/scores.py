@@ -19,13 +19,26 @@ def overview(found: list[Outcome]) -> Html:
     names = {o.cell.row: o.cell.name for o in found}
     tops = {dataset: best(rows) for dataset, rows in groups.items()}
     at = {(o.cell.row, o.cell.dataset): o for o in found}
-    head = tag("tr", tag("th", "Method", scope="col"), [tag("th", label(d), scope="col") for d in groups])
+    head = tag(
+        "tr", tag("th", "Method", scope="col"), [tag("th", _place(rows), scope="col") for rows in groups.values()]
+    )
     body = [
         tag("tr", tag("th", name, scope="row"), [_small(at.get((row, d)), tops[d]) for d in groups])
         for row, name in names.items()
     ]
     caption = tag("caption", "Mean test score, and below it the paper's. The best of a column is bold.")
     return wide(tag("table", caption, tag("thead", head), tag("tbody", body), class_="matrix"), "Overview table")
+
+
+def anchor(o: Outcome) -> str:
+    """The name of the part of the page that a data set has below a table."""
+    return f"{o.cell.experiment}-{o.cell.dataset}"
+
+
+def _place(rows: list[Outcome]) -> Html | str:
+    """A data set's name, which leads to its part of the page where there is one."""
+    name = label(rows[0].cell.dataset)
+    return tag("a", name, href=f"#{anchor(rows[0])}") if any(o.facts for o in rows) else name
 
 
 def _small(o: Outcome | None, top: Outcome | None) -> Html:
