@@ -198,6 +198,19 @@ def test_a_pass_that_was_heard_is_not_made_again(monkeypatch):
     assert len(made) == 2  # before the first epoch, and before the third
 
 
+def test_a_pass_in_inference_mode_serves_training():
+    """As Lightning evaluates."""
+    data, model = the_data(), wrapped("gat")
+    loader = loader_of(data, 2)
+    loader.learn(model)
+    for _ in range(2):
+        for batch in loader:
+            model(batch.x, batch.edge_index, batch.edge_attr).sum().backward()
+        with torch.inference_mode():
+            inference(model, data)
+    assert model.one.lin.weight.grad.abs().sum() > 0 and loader._snapshots.kept[model.two].out.is_inference()
+
+
 def test_feedback_remembers_from_its_second_epoch():
     data, model = the_data(), scale_messages(Net("gcn"))
     loader = loader_of(data, 2)
