@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import html
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from adahop import cli
+from adahop.experiments.catalogue import EXPERIMENTS, cells_of
 from adahop.experiments.page import build
 from adahop.experiments.page.html import Html, tag
 from results import write_cells, write_results
@@ -87,3 +90,16 @@ def test_a_folder_that_is_none(tmp_path, capsys):
 def test_no_results_at_all_is_a_page_too(tmp_path):
     page, loose = build(tmp_path, write_cells(tmp_path / "runs"))
     assert loose == [] and "0 of " in page and "not run here" in page
+
+
+def test_the_committed_results_are_of_the_committed_cells():
+    """Every result has a cell with the same settings, and the page of them all explains what it must."""
+    root = Path(__file__).parent.parent
+    known = {cell.place: cell for name in EXPERIMENTS for cell in cells_of(name, root / "runs")}
+    files = [p for p in sorted((root / "results").glob("*/*/*.json")) if not p.name.endswith(".times.json")]
+    assert len(files) > 250
+    for path in files:
+        cell, facts = known[path.relative_to(root / "results").with_suffix("")], json.loads(path.read_text())
+        assert facts["settings"] == cell.settings and facts["name"] == cell.name, path
+    assert not list((root / "results").glob("*/*/.*"))  # nothing half done
+    assert build(root / "results", root / "runs")[1] == []
