@@ -152,6 +152,11 @@ def energy_of(out: Tensor) -> Tensor:
     return out.detach().float().square().flatten(1).sum(1)
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """[M, H] inner products of [M, H, C], without a product of that size in between."""
+    return torch.einsum("mhc,mhc->mh", a, b)
+
+
 @torch.no_grad()
 def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor, n: int) -> Tensor:
     """What an edge's draw moves in an average that is normalised by the sample itself: |scale a_ij (x_j - mean)|^2.
@@ -163,8 +168,8 @@ def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor,
     out, s, total = out.float(), s.float(), total.float()
     alpha, weigh = alpha.float().clamp(min=1e-12), s[:, None] / total.clamp(min=1e-12)
     mean = segment_sum((out * weigh.unsqueeze(-1)).flatten(1), row, n).view(n, *out.shape[1:])
-    square = out.square().sum(-1) / alpha.square()
-    apart = square - 2.0 * (out * mean[row]).sum(-1) / alpha + mean.square().sum(-1)[row]  # |x_j - mean of all|^2
+    square = dot(out, out) / alpha.square()
+    apart = square - 2.0 * dot(out, mean[row]) / alpha + dot(mean, mean)[row]  # |x_j - mean of all|^2
     rest = 1.0 - alpha * weigh
     apart = torch.where(rest > 0.05, apart.clamp(min=0.0) / rest.clamp(min=0.05).square(), square)
     relative = alpha * weigh * segment_sum(s, row, n)[row].unsqueeze(1)  # scale a_ij
