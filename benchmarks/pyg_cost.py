@@ -2,7 +2,8 @@
 
     python benchmarks/pyg_cost.py --data DIR [--graph ppi_rebuilt_labels] [--neighbors 10] [--batches 12]
 
-Processor milliseconds a batch, in turns, median; one thread; the last row has half the neighbours. `pass` is a pass over the whole graph, once an epoch.
+Processor milliseconds a batch, in turns, median; one thread; the last row has half the neighbours. `pass` is a
+pass over the whole graph, once an epoch.
 """
 
 from __future__ import annotations
