@@ -27,7 +27,7 @@ GRAPHS: dict[str, tuple[str, str, tuple[int, ...], int, int]] = {  # file: featu
     "amazon_computers": ("raw", "accuracy", (4, 10), 512, 20),
     "tolokers": ("auto", "roc-auc", (10,), 512, 40),
     "pubmed": ("auto", "accuracy", (4,), 512, 20),
-    "ppi_rebuilt_labels": ("auto", "micro-f1", (10,), 1024, 5),
+    "ppi_rebuilt_labels": ("auto", "micro-f1", (10,), 1024, 12),
 }
 GRID = ((0.01, 0.5), (0.01, 0.1), (0.003, 0.1))  # learning rate, dropout
 WAYS = {  # what the loader's line is given besides
