@@ -301,6 +301,34 @@ def test_a_checkpoint_names_the_data_s_own_tensors():
     assert kept.rows["x"] is data.x and torch.equal(kept.out, loader._snapshots.kept[model.one].out)
 
 
+def test_a_checkpoint_of_a_part_of_the_features_and_of_another_model():
+    data = the_data()
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(2, 3)
+
+        def forward(self, x, edge_index):
+            return self.conv(x[:, :2], edge_index)  # begins where the features begin
+
+    model = scale_messages(Part())
+    loader = AdaptiveNeighborLoader(data, [2], batch_size=20)
+    loader.learn(model)
+    steps = iter(loader)
+    next(steps)
+    state = loader.state_dict()
+    assert state["snapshots"]["layers"]["conv"]["rows"]["x"].shape == (60, 2)
+    again = AdaptiveNeighborLoader(data, [2], batch_size=20)
+    again.load_state_dict(state)
+    again.learn(model)
+    assert sum(torch.isfinite(model(batch.x, batch.edge_index)).all() for batch in again) == 2
+    other = AdaptiveNeighborLoader(data, [2], batch_size=20)
+    other.load_state_dict(state)
+    other.learn(scale_messages(pyg.GraphSAGE(4, 3, 1)))  # nothing of it fits, so the next pass decides
+    assert not other._snapshots.fresh
+
+
 def test_which_estimator():
     data = the_data()
     assert loader_of(data, 2).estimator == "snapshot"

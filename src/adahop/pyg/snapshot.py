@@ -33,11 +33,11 @@ class Snapshot:
         self.old: dict[str, Tensor] = {}  # parameters and buffers
         self.words: dict[str, Any] = {}  # the arguments of the call under way
 
-    def take(self, conv: MessagePassing, words: dict[str, Any], out: Tensor, own: set[int]) -> None:
-        """`own` are the places of the data's tensors, which stay as they are; others may be written over later."""
+    def take(self, conv: MessagePassing, words: dict[str, Any], out: Tensor, own: dict[tuple, str]) -> None:
+        """`own` are the data's tensors, which stay as they are; others may be written over later."""
         n, m = out.shape[0], words["edge_index"].shape[1]
         given = {k: v.detach() for k, v in words.items() if isinstance(v, Tensor) and v.dim() and k != "edge_index"}
-        kept = {k: v if v.data_ptr() in own else v.clone() for k, v in given.items()}
+        kept = {k: v if _place(v) in own else v.clone() for k, v in given.items()}
         self.edges = {k: v for k, v in kept.items() if k.startswith("edge") and v.shape[0] == m}
         self.rows = {k: v for k, v in kept.items() if k not in self.edges and v.shape[0] == n}
         self.out, self.old = out.detach().clone(), {k: v.detach().clone() for k, v in conv.state_dict().items()}
@@ -115,7 +115,7 @@ class Snapshots:
             return None
         if not conv.training:
             if (len(out), index.shape[1]) == self.sizes and len(x) == len(out):
-                kept.take(conv, words, out, {v.data_ptr() for v in self.data.to_dict().values() if torch.is_tensor(v)})
+                kept.take(conv, words, out, self._own())
                 self.fresh = True
             return None
         if self.batch is None or "scale" not in self.batch or self._too_early(conv):
@@ -144,12 +144,15 @@ class Snapshots:
 
     # --- a checkpoint ------------------------------------------------------------------------------------------------
 
+    def _own(self) -> dict[tuple, str]:
+        return {_place(v): k for k, v in self.data.to_dict().items() if torch.is_tensor(v)}
+
     def state(self) -> dict[str, Any]:
         """What later steps depend on; tensors of the data itself are named, not kept."""
-        own = {v.data_ptr(): k for k, v in self.data.to_dict().items() if torch.is_tensor(v)}
+        own = self._own()
 
         def plain(part: dict[str, Tensor]) -> dict[str, Any]:
-            return {k: own.get(v.data_ptr(), v) for k, v in part.items()}
+            return {k: own.get(_place(v), v) for k, v in part.items()}
 
         layers = {}
         for name, m in self.layers.items():
@@ -158,6 +161,9 @@ class Snapshots:
         return {"fresh": self.fresh, "layers": layers}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a `state`; that of a model with other layers is of no use and left alone."""
+        if state["layers"].keys() != self.layers.keys():
+            return
         self.fresh = state["fresh"]
         for name, parts in state["layers"].items():
             kept = self.kept[self.layers[name]]
@@ -165,6 +171,11 @@ class Snapshots:
                 part = {k: self.data[v] if isinstance(v, str) else v for k, v in parts[field].items()}
                 setattr(kept, field, part)
             kept.out, kept.old = parts["out"], parts["old"]
+
+
+def _place(t: Tensor) -> tuple:
+    """Two tensors with the same are the same numbers."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 @contextlib.contextmanager
