@@ -193,3 +193,25 @@ def test_a_rank_that_dies_is_named_and_the_job_resumes(tmp_path):
     assert sorted(f.name for f in out.iterdir()) == ["best-seed0.pt", "config.json", "metrics.jsonl", "result.json"]
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == list(range(1, 41))
+
+
+# --- in someone else's process group ---------------------------------------------------------------------------------
+
+GUEST = """
+import torch, torch.distributed as dist
+from adahop.distributed import session
+dist.init_process_group("gloo")
+with session() as first:
+    assert first == (dist.get_rank() == 0)
+one = torch.ones(())
+dist.all_reduce(one)
+assert float(one) == 2.0
+dist.destroy_process_group()
+"""
+
+
+def test_a_process_group_that_was_there_stays():
+    """Ray Train and Lightning make their own, and go on using it."""
+    for p in start(2, ["-c", GUEST]):
+        _, said = p.communicate(timeout=120)
+        assert p.returncode == 0, said[-3000:]

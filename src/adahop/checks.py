@@ -123,6 +123,16 @@ def fields(value: Any, names: Iterable[str], what: str) -> Any:
     return value
 
 
+def implied(cls: type, fact: str, by: str) -> None:
+    """Set a class's fact to True where the method that makes it true is written nearer than the fact itself."""
+    for kind in cls.__mro__:
+        if fact in vars(kind):
+            return
+        if by in vars(kind):
+            setattr(cls, fact, True)
+            return
+
+
 def as_tensor(values: Any, what: str) -> Tensor:
     """Lists, arrays and tensors alike as a tensor."""
     if isinstance(values, Tensor):

@@ -13,12 +13,6 @@ from adahop.ops import Drawn
 from adahop.samplers import Sampler
 
 
-def learns(sampler: Sampler) -> bool:
-    """Whether its state depends on what it is told."""
-    told = type(sampler).learn is not Sampler.learn
-    return told and bool(getattr(getattr(sampler, "policy", None), "learns", True))
-
-
 class Updates:
     """Joins all ranks' blocks into the block that one process would have drawn; every rank then learns from it.
 

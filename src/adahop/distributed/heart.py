@@ -115,12 +115,17 @@ def _end(sentence: str) -> NoReturn:
 def session(device: str = "cpu") -> Iterator[bool]:
     """Inside, this process is one of several where torchrun started several; yields whether it is the first.
 
-    The first alone prints and writes. Whoever dies inside is named by the others, which end.
+    The first alone prints and writes. A rank that dies inside is named by the others, which end. A process group that
+    was there before is left as it is, and to its maker to watch over.
     """
     if not launched():
         yield True
         return
-    join(device)
+    if not join(device):
+        first = dist.get_rank() == 0
+        with contextlib.nullcontext() if first else _quiet():
+            yield first
+        return
     heart = Heart()
     try:
         with contextlib.nullcontext() if heart.rank == 0 else _quiet():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adahop.block import Block, expand
 from adahop.checks import InputError
-from adahop.distributed.exchange import first_seen, learns
+from adahop.distributed.exchange import first_seen
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
 from adahop.distributed.teams import Team
@@ -76,6 +76,10 @@ class PartedSampler(Sampler):
         self.kept: dict[int, tuple[list[int], list[int], Tensor, Drawn]] = {}
 
     @property
+    def learns(self) -> bool:  # type: ignore[override]
+        return self.inner.learns
+
+    @property
     def feedback(self) -> str:  # type: ignore[override]
         return self.inner.feedback
 
@@ -139,8 +143,6 @@ class PartedSampler(Sampler):
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         """Energies go back to the owners; a target that two ranks drew drew alike, and the first counts."""
-        if not learns(self.inner):
-            return
         sent = [torch.empty_like(e).index_copy_(0, b.pos, e) for b, e in zip(blocks, energy, strict=True)]
         parts = [e.split(self.kept[layer][1]) for layer, e in enumerate(sent)]
         theirs = self.peers.swap([list(part) for part in zip(*parts, strict=True)])

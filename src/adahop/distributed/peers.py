@@ -22,10 +22,14 @@ def launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def join(device: str = "cpu") -> None:
-    """Meet the other processes: gloo between CPUs, NCCL between GPUs. Once, before anything is shared."""
+def join(device: str = "cpu") -> bool:
+    """Meet the other processes: gloo between CPUs, NCCL between GPUs. Once, before anything is shared.
+
+    False where a process group is there already, such as that of Ray Train or Lightning: it is used, and is its
+    maker's to end.
+    """
     if dist.is_initialized():
-        return
+        return False
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise InputError(f"{name} must be set for several processes, as torchrun does, got none")
@@ -36,6 +40,7 @@ def join(device: str = "cpu") -> None:
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself, else by rank 0
     store = meeting(TIMEOUT, first=rank == 0 and not hosted)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    return True
 
 
 def meeting(timeout: timedelta, first: bool = False) -> dist.Store:

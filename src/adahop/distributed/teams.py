@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adahop.checks import InputError
-from adahop.distributed.exchange import Histories, Updates, learns
+from adahop.distributed.exchange import Histories, Updates
 from adahop.distributed.peers import Peers
 from adahop.metrics import score, tally
 from adahop.ops import random
@@ -99,7 +99,7 @@ class Team(Alone):
 
     def share(self, run: Any) -> None:
         sampler = run.sampler
-        if learns(sampler):
+        if sampler.learns:
             sampler.exchange = Updates(self.peers)
         if not isinstance(sampler, NeighborSampler | Labor):
             sampler.salt = (self.rank,)  # a draw for a whole layer: equal streams would draw alike on every rank

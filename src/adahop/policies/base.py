@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import between, edge_weights
+from adahop.checks import between, edge_weights, implied
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, reference, segment_sum
 
@@ -17,7 +17,7 @@ from adahop.ops import Drawn, Odds, reference, segment_sum
 class Policy(nn.Module):
     """Says how likely each neighbour is, one state a layer. The plain one is uniform and learns nothing."""
 
-    learns = False
+    learns = False  # whether `update` changes its state; a class that writes one need not say so
     feedback = "energy"  # the number it learns from, see `watch`
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
@@ -25,6 +25,10 @@ class Policy(nn.Module):
     def __init__(self, graph: Graph, layers: int):
         super().__init__()
         self.graph, self.layers = graph, layers
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        implied(cls, "learns", by="update")
 
     def odds(self, layer: int) -> Odds:
         return Odds()

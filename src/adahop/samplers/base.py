@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import InputError, KindError, as_tensor, count, flag, node_ids
+from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids
 from adahop.graph import Graph
 from adahop.ops import random
 
@@ -25,12 +25,19 @@ class Sampler(nn.Module):
     A new sampler implements `draw(seeds)`, and `learn` if it learns; `sample` and `update` wrap them with checks.
     """
 
+    learns = False  # whether `learn` changes its state; a class that writes one need not say so
+    penalises = False  # whether `penalty` joins the loss; nor here
     feedback = "energy"  # the number it learns from, see `watch`
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
     exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
     salt: tuple[int, ...] = ()  # sets the random streams of one process apart from another's
     step: Tensor
     epochs: Tensor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        implied(cls, "learns", by="learn")
+        implied(cls, "penalises", by="penalty")
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
         super().__init__()
@@ -119,9 +126,8 @@ class Sampler(nn.Module):
 
     @property
     def listens(self) -> bool:
-        """Whether energies are of any use to it; where not, nobody needs to find them."""
-        kind = type(self)
-        return kind.learn is not Sampler.learn or kind.penalty is not Sampler.penalty
+        """Whether energies are of any use to it; where not, none are computed."""
+        return self.learns or self.penalises
 
     def draw(self, seeds: Tensor) -> list[Block]:
         raise NotImplementedError

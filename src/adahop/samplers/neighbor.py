@@ -58,9 +58,8 @@ class NeighborSampler(Sampler):
         return self.policy.feedback
 
     @property
-    def listens(self) -> bool:
-        own = type(self).learn is not NeighborSampler.learn
-        return own or type(self.policy).update is not Policy.update
+    def learns(self) -> bool:  # type: ignore[override]
+        return self.policy.learns
 
     @property
     def apart(self) -> bool:
