@@ -56,29 +56,30 @@ WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
-        Method("adahop", "node-wise", True, "16 bytes a node, a layer (gat 18, and 8 a head); 8 a node and unit of "
-               "width (gat 4), a hidden layer", node_wise, {"policy": "tracked", "draw": "systematic"},
+        Method("adahop", "node-wise", True, "16 bytes per node and layer (gat: 18, plus 8 per head); 8 per "
+               "node and hidden unit (gat: 4)", node_wise, {"policy": "tracked", "draw": "systematic"},
                estimator="exact+snapshot", instead={
                    "gat": {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},
                    "geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
-        Method("bs", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise, {"policy": "exp3"}),
-        Method("bs.m", "node-wise", True, "4 bytes an edge and 8 a node, a layer", node_wise,
+        Method("bs", "node-wise", True, "4 bytes per edge and 8 per node, per layer", node_wise, {"policy": "exp3"}),
+        Method("bs.m", "node-wise", True, "4 bytes per edge and 8 per node, per layer", node_wise,
                {"policy": "exp3m", "draw": "depround"}),
-        Method("thanos", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise, {"policy": "thanos"}),
-        Method("thanos.m", "node-wise", False, "4 bytes an edge and 12 a node, a layer", node_wise,
+        Method("thanos", "node-wise", False, "4 bytes per edge and 12 per node, per layer", node_wise,
+               {"policy": "thanos"}),
+        Method("thanos.m", "node-wise", False, "4 bytes per edge and 12 per node, per layer", node_wise,
                {"policy": "thanosm", "draw": "depround"}),
-        Method("s-gcn", "node-wise", True, "4 bytes a node and unit of width, a hidden layer", node_wise,
+        Method("s-gcn", "node-wise", True, "4 bytes per node and hidden unit", node_wise,
                {"policy": "uniform", "draw": "systematic"}, REMEMBERED, WHY_NOT.format("s-gcn"),
                estimator="exact+history"),
         Method("labor", "node-wise", True, "none", Labor),
-        Method("cluster-gcn", "subgraph", False, "20 bytes a node", ClusterGCN),
-        Method("graphsaint", "subgraph", False, "4 bytes an edge and 4 a node", GraphSAINT),
-        Method("fastgcn", "layer-wise", True, "8 bytes a node", FastGCN),
+        Method("cluster-gcn", "subgraph", False, "20 bytes per node", ClusterGCN),
+        Method("graphsaint", "subgraph", False, "4 bytes per edge and 4 per node", GraphSAINT),
+        Method("fastgcn", "layer-wise", True, "8 bytes per node", FastGCN),
         Method("ladies", "layer-wise", True, "none", Ladies),
         Method("pladies", "layer-wise", True, "none", Ladies, {"draw": "poisson"}),
-        Method("as-gcn", "layer-wise", True, "a number a feature, a layer", ASGCN, needs=("features",)),
-        Method("bliss", "layer-wise", True, "4 bytes an edge and 8 a node, a layer", Bliss),
+        Method("as-gcn", "layer-wise", True, "one number per feature and layer", ASGCN, needs=("features",)),
+        Method("bliss", "layer-wise", True, "4 bytes per edge and 8 per node, per layer", Bliss),
     ]
 }  # fmt: skip
 
