@@ -32,17 +32,17 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install -q -c constraints.txt torch==2.13.0
 	touch $@
 
-$(VENV)/.ready: $(VENV)/.torch pyproject.toml
-	$(PIP) install -q -c constraints.txt -e .
+$(VENV)/.ready: $(VENV)/.torch pyproject.toml lab/pyproject.toml
+	$(PIP) install -q -c constraints.txt -e . -e ./lab
 	touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	$(PIP) install -q -c constraints.txt -e '.[test,metis,browser]'
+	$(PIP) install -q -c constraints.txt -e '.[test,metis,browser]' -e ./lab
 	touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready
-	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	$(PIP) install -q -c constraints.txt -e '.[docs]' -e ./lab
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info lab/build lab/dist lab/src/*.egg-info

@@ -347,3 +347,14 @@ def wait_for(path: Path, program: subprocess.Popen, seconds: float = 120) -> Non
     while not path.exists() and time.monotonic() < until and program.poll() is None:
         time.sleep(0.05)
     assert path.exists(), "the program must have begun to train"
+
+
+def test_commands_of_the_laboratory_where_it_is_not_installed():
+    """One sentence that says how to get it; the help lists the command all the same."""
+    code = "import adahop.cli as c; c.entry_points = lambda group: (); c.main()"
+    for words in (["bench", "sampling", "--rounds", "1"], ["reproduce", "table2", "--help"]):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+        said = f"adahop: `adahop {words[0]}` needs adahop-lab: `pip install ./lab` in a checkout adds it\n"
+        assert done.returncode == 2 and done.stdout == "" and done.stderr == said
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and all(name in done.stdout for name in ("bench", "compare", "report", "reproduce"))

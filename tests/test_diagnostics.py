@@ -14,7 +14,6 @@ from adahop.checks import InputError
 from adahop.diagnostics import Probe, Truth, gradient_variance, measure, probe_nodes, variance
 from adahop.diagnostics.frozen import Ears, frozen, head_sum, run, twin
 from adahop.diagnostics.oracle import Oracle, oracle_weights
-from adahop.diagnostics.plots import variance_plot
 from adahop.graph import Graph
 from adahop.methods import make
 from adahop.policies import Static
@@ -343,21 +342,7 @@ def test_probe_nodes():
     assert len(nodes) == 10 and bool(data.train_mask[nodes].all()) and torch.equal(nodes, probe_nodes(data, 10, 3))
 
 
-# --- plots and commands --------------------------------------------------------------------------------------------
-
-
-def test_plot(tmp_path):
-    rows = [
-        {"method": m, "layer": n, "variance": v / k, "k": k}
-        for m in "ab"
-        for n in (1, 2)
-        for k in (1, 2)
-        for v in (0, 1)
-    ]
-    paths = variance_plot(rows, "k", tmp_path / "v")
-    assert [p.name for p in paths] == ["v.png", "v.svg"] and all(p.stat().st_size > 1000 for p in paths)
-    with pytest.raises(InputError, match="`rows` must hold at least one"):
-        variance_plot([], "k", tmp_path / "v")
+# --- commands --------------------------------------------------------------------------------------------
 
 
 def command(capsys, *args: str) -> tuple[int, str, str]:

@@ -88,15 +88,14 @@ def shell() -> list[str]:
 
 def test_the_scripts_are_there():
     for line in shell():
-        for path in re.findall(r"(?:benchmarks|examples|runs)/[\w/.-]+\.(?:py|sh)", line):
+        for path in re.findall(r"(?:lab/benchmarks|examples)/[\w/.-]+\.(?:py|sh)", line):
             assert (ROOT / path).exists(), line
 
 
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_parse(command):
     """They run in test_readme.py and the tests of each command; here their flags must exist."""
-    from adahop.cli import bench, compare, convert, listing, report, reproduce, train, variance  # noqa: F401
-
+    cli.commands()
     group = typer.main.get_command(cli.app)
     name, *words = shlex.split(command, comments=True)[1:]
     if name == "bench":

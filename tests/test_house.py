@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # room -> what it must never import; a name covers all below it
 MODELS, SAMPLERS = ("adahop.models",), ("adahop.samplers", "adahop.policies")
 ABOVE = ("adahop.loader", "adahop.train", "adahop.methods", "adahop.cli", "adahop.datasets", "adahop.diagnostics",
-         "adahop.bench")  # fmt: skip
+         "adahop_lab")  # fmt: skip
 NEVER = {
     "ops": ("torch_geometric", "adahop.graph", "adahop.block", "adahop.draws", "adahop.estimators", "adahop.watch",
             "adahop.checks", *SAMPLERS, *MODELS, *ABOVE),
@@ -40,16 +40,13 @@ NEVER = {
     "config": ("adahop.loader", "adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "records": (*SAMPLERS, *MODELS, *ABOVE),
     "checkpoint": (*SAMPLERS, *MODELS, *ABOVE),
-    "plots": (*SAMPLERS, *MODELS, *ABOVE),
     "diagnostics": ("adahop.cli", "adahop.datasets", "numba", "triton"),
     "convert": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.cli"),
     "pyg": ("adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "train": ("adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "run": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
-    "bench": ("adahop.cli",),
     "mapped": (*SAMPLERS, *MODELS, *ABOVE),
-    "experiments": ("adahop.cli", "numba", "triton"),
     "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),
 }  # fmt: skip
 # rooms that also stay out of global random state

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -34,20 +36,39 @@ def root(
     """Train graph neural networks with samplers that learn which neighbours matter."""
 
 
+# of the laboratory, a distribution of its own
+LAB = {
+    "bench": "Measure speed and memory beside other libraries.",
+    "compare": "Train with several methods and say which is best.",
+    "report": "Write the results of `reproduce` as one HTML page.",
+    "reproduce": "Run an experiment's cells and print its table.",
+}
+
+
+@cache
+def commands() -> None:
+    """Add the library's commands, those of installed packages (entry points `adahop.commands`), and what is missing."""
+    from adahop.cli import convert, listing, partition, train, variance  # noqa: F401  (they add their own)
+
+    joined = {entry.name: entry.load() for entry in entry_points(group="adahop.commands")}
+    for name, command in joined.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    for name, about in LAB.items():
+        if name not in joined:
+            anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+            app.command(name, help=f"{about} Needs adahop-lab.", context_settings=anything)(_missing)
+
+
+def _missing(context: typer.Context) -> None:
+    raise InputError(f"`adahop {context.info_name}` needs adahop-lab: `pip install ./lab` in a checkout adds it")
+
+
 def main(args: list[str] | None = None) -> NoReturn:
     """Run a command; nothing a user typed ends in a traceback."""
-    from adahop.cli import (  # noqa: F401  (they add their commands)
-        bench,
-        compare,
-        convert,
-        listing,
-        partition,
-        report,
-        reproduce,
-        train,
-        variance,
-    )  # fmt: skip
-
+    commands()
     command = typer.main.get_command(app)
     try:  # not command.main(): each version of typer has its own way with Ctrl-C and errors
         with command.make_context("adahop", list(sys.argv[1:] if args is None else args)) as context:

@@ -17,7 +17,6 @@ from adahop.cli.train import option, seed_range
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics import Probe
-from adahop.diagnostics.plots import variance_plot
 from adahop.methods import METHODS
 from adahop.records import Records
 from adahop.train import fit
@@ -78,10 +77,20 @@ def variance(
                 print(json.dumps(row), flush=True)
     show(Console(stderr=as_json), rows)
     if records:
-        names = variance_plot(way, "step", records.folder / "variance-training")
-        if len(tries) > 1:
-            names += variance_plot(rows, "k", records.folder / "variance-k")
-        print("plots: " + ", ".join(map(str, names)), file=sys.stderr)
+        draw(records, rows, way, several=len(tries) > 1)
+
+
+def draw(records: Records, rows: list[dict[str, Any]], way: list[dict[str, Any]], several: bool) -> None:
+    """The plots, where the laboratory is installed."""
+    try:
+        from adahop_lab.plots import variance_plot
+    except ImportError:
+        print("no plots: they need adahop-lab (`pip install ./lab` in a checkout)", file=sys.stderr)
+        return
+    names = variance_plot(way, "step", records.folder / "variance-training")
+    if several:
+        names += variance_plot(rows, "k", records.folder / "variance-k")
+    print("plots: " + ", ".join(map(str, names)), file=sys.stderr)
 
 
 def chosen(text: str) -> list[str]:

@@ -1,0 +1,83 @@
+"""What a budget buys: the last layer's variance with totals spread over targets, over that of a fixed fan-out.
+
+    python lab/benchmarks/budget.py --data DIR [--out FILE] [--seeds 3]
+
+Trains, freezes, and measures twice at the same nodes: each target draws k, and as many edges in all are spread by
+`budget`. Rows of a finished case are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+GRAPHS = {"ppi_rebuilt_labels": (256, 3e-3, 4), "amazon_computers": (64, 1e-2, 10)}  # hidden, lr, epochs
+CASES = [  # method, options, estimator, norm of the weights
+    ("graphsage", {"policy": "tracked", "draw": "systematic"}, None, "row"),
+    ("graphsage", {"policy": "tracked", "draw": "systematic"}, None, "sym"),
+    ("adahop", {}, None, "row"),
+]
+REPEATS = 60
+
+
+def edges(sampler: Any, nodes: Any) -> list[int]:
+    """What a layer takes for these nodes, self-loops left out, mean over a few draws."""
+    layers = [sampler.sample(nodes) for _ in range(5)]
+    return [round(sum(int((~blocks[i].is_self()).sum()) for blocks in layers) / 5) for i in range(len(layers[0]))]
+
+
+def run(graph: str, case: tuple, k: int, seed: int, folder: str) -> dict[str, Any]:
+    import torch
+
+    import adahop
+    from adahop.diagnostics import Truth, measure, probe_nodes
+    from adahop.diagnostics.frozen import frozen, twin
+
+    torch.set_num_threads(1)
+    hidden, lr, epochs = GRAPHS[graph]
+    method, options, estimator, norm = case
+    data = adahop.load(Path(folder) / f"{graph}.npz")
+    result = adahop.fit(
+        data, method=method, method_options=options, estimator=estimator, sizes=(k, k), hidden=hidden, lr=lr,
+        epochs=epochs, dropout=0.0, batch_size=256, seed=seed, model_options={"norm": norm},
+    )  # fmt: skip
+    model, fixed = result.model, twin(result.sampler, seed)
+    nodes = probe_nodes(data, 256, seed)
+    many = edges(copy.copy(fixed), nodes)
+    spread = twin(fixed, seed, sizes=[max(n, 1) for n in many], budget=True)
+    seen = edges(copy.copy(spread), nodes)
+    with frozen(model):
+        truth = Truth(model, fixed.graph, data.x, nodes)
+        one, other = (measure(model, twin(s, seed + 1), data.x, truth, REPEATS)[-1] for s in (fixed, spread))
+    return {
+        "graph": graph, "method": method, "norm": norm, "k": k, "seed": seed, "edges": many, "budgeted_edges": seen,
+        "variance": one.variance, "budgeted": other.variance, "ratio": other.variance / one.variance,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of the .npz files")
+    parser.add_argument("--out", default="lab/benchmarks/results/budget.jsonl")
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    out = Path(args.out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = {(r["graph"], r["method"], r["norm"], r["k"], r["seed"]) for r in rows}
+    for seed, graph, case, k in itertools.product(range(args.seeds), reversed(GRAPHS), CASES, (2, 5, 10)):
+        if (graph, case[0], case[3], k, seed) in done:
+            continue
+        row = run(graph, case, k, seed, args.data)
+        with open(out, "a") as f:
+            f.write(json.dumps(row) + "\n")
+        print({key: row[key] for key in ("graph", "method", "norm", "k", "seed", "edges", "budgeted_edges", "ratio")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,491 @@
+"""What one GPU does: kernels, epochs of a Reddit-size graph, growth with batch and degree, accuracy, peers.
+
+    python lab/benchmarks/gpu_epoch.py --parts kernels,epochs,growth,accuracy,methods,peers --out results.json
+
+Parts are independent: one that fails leaves its traceback in the file and the others run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import adahop
+from adahop import capture, ops, train
+from adahop.config import Config
+from adahop.graph import Graph
+from adahop.memory import fixed
+from adahop.ops import Odds, gpu, gpu_rows, random
+from adahop.run import Run
+
+DEV = "cuda"
+NODES, EDGES, WIDTH, CLASSES, TRAIN = 232_965, 114_000_000, 602, 41, 153_932
+RESULT: dict[str, Any] = {}
+OUT: list[str] = []
+PROFILE = False
+
+
+def reddit_like(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Graph:
+    """A power law of degrees, and sources that prefer low numbers; no self-loops."""
+    g = torch.Generator(DEV).manual_seed(seed)
+    degree = torch.rand(nodes, device=DEV, generator=g).pow(-0.6)
+    degree = (degree * edges / degree.sum()).long().clamp(1, 20_000)
+    indptr = torch.zeros(nodes + 1, dtype=torch.long, device=DEV)
+    indptr[1:] = degree.cumsum(0)
+    many = int(indptr[-1])
+    source = (torch.rand(many, device=DEV, generator=g).pow(1.5) * nodes).long().clamp(max=nodes - 1)
+    target = torch.repeat_interleave(torch.arange(nodes, device=DEV), degree)
+    source = torch.where(source == target, (source + 1) % nodes, source).int()
+    return Graph(indptr, source, None, None, indptr[:-1].clone())
+
+
+def as_data(graph: Graph, seed: int = 0) -> Any:
+    g = torch.Generator(DEV).manual_seed(seed)
+    n = graph.num_nodes
+    order = torch.randperm(n, device=DEV, generator=g)
+    masks = [torch.zeros(n, dtype=torch.bool, device=DEV) for _ in range(3)]
+    cuts = (0, min(TRAIN, int(0.66 * n) + 1), int(0.76 * n), n)
+    for mask, a, b in zip(masks, cuts[:-1], cuts[1:], strict=True):
+        mask[order[a:b]] = True
+    data = SimpleNamespace(
+        graph=graph, x=torch.randn(n, WIDTH, device=DEV, generator=g), metric="accuracy", name="reddit-like",
+        y=torch.randint(CLASSES, (n,), device=DEV, generator=g), classes=CLASSES,
+        train_mask=masks[0], val_mask=masks[1], test_mask=masks[2],
+    )  # fmt: skip
+    data.to = lambda device: data
+    return data
+
+
+def clock(f: Any, n: int = 20) -> float:
+    """Median milliseconds of f, by events around replays of a graph of it where that can be."""
+    for _ in range(3):
+        f()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        f()
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(n)]
+    for a, b in marks:
+        a.record()
+        graph.replay()
+        b.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in marks)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def kernels(graph: Graph) -> dict[str, Any]:
+    out: dict[str, Any] = {"copy_TB_s": copy_rate()}
+    norm = graph.normalized("row", True)
+    parts = (norm.indptr, norm.first, norm.indices, norm.weight)
+    edge = torch.rand(norm.num_edges, device=DEV) + 0.1
+    node = torch.rand(norm.num_nodes, device=DEV) + 0.1
+    step = torch.zeros((), dtype=torch.long, device=DEV)
+    stream = random.Stream(random.key(0), step, 0)
+    odds = {
+        "uniform": Odds(), "edge": Odds(edge=edge, eta=0.1),
+        "node": Odds(edge=norm.weight, node=node, eta=0.05),
+    }  # fmt: skip
+    sizes = {rows: norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long() for rows in (1024, 11_264)}
+    tried = {}
+    for block, warps in ((512, 1), (512, 2), (512, 4), (1024, 2), (1024, 4)):
+        gpu.BLOCK, gpu.WARPS = block, warps
+        for rows, dst in sizes.items():
+            ms = clock(lambda: gpu.flat(parts, dst, 10, 1, "multinomial", odds["edge"], stream))  # noqa: B023
+            out[f"draw_edge_{rows}_{block}_{warps}"] = ms
+            tried[block, warps] = tried.get((block, warps), 0.0) + ms
+    gpu.BLOCK, gpu.WARPS = min(tried, key=lambda k: tried[k])
+    out["block_and_warps"] = [gpu.BLOCK, gpu.WARPS]
+    for rows, dst in sizes.items():
+        for how, name in (("multinomial", "uniform"), ("multinomial", "node"), ("systematic", "edge"),
+                          ("systematic", "node"), ("depround", "edge")):  # fmt: skip
+            out[f"{how}_{name}_{rows}"] = clock(lambda: gpu.flat(parts, dst, 10, 1, how, odds[name], stream))  # noqa: B023
+    RESULT["draws"] = out
+    RESULT["sums"] = part(lambda: sums(norm))
+    RESULT["updates"] = part(lambda: updates(norm, parts, stream))
+    return out
+
+
+def copy_rate() -> float:
+    """TB/s that a plain copy moves, bytes read and written: the memory's own pace."""
+    a = torch.randn(1 << 29, device=DEV)
+    b = torch.empty_like(a)
+    return 2 * a.numel() * 4 / min(clock(lambda: b.copy_(a)), clock(lambda: torch.mul(a, 2.0, out=b))) / 1e9
+
+
+def sums(norm: Graph) -> dict[str, Any]:
+    """The fused gather as a share of the copy's rate: rows chosen evenly, every byte counted once a read."""
+    out: dict[str, Any] = {}
+    rows, k = 11_264, 11
+    peak = copy_rate()
+    n_id = torch.randint(NODES, (rows * k,), device=DEV)
+    src = torch.arange(rows * k, device=DEV)
+    ptr = torch.arange(rows + 1, device=DEV) * k
+    coef = torch.rand(rows * k, 1, device=DEV)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.randn(NODES, WIDTH, device=DEV).to(dtype)
+        for name, h in (("padded", gpu.table(x)), ("plain", x)):
+            ms = clock(lambda: gpu.gather_sum(h, src, coef, ptr, n_id))  # noqa: B023
+            moved = rows * k * WIDTH * x.element_size() + rows * WIDTH * 4
+            out[f"gather_{str(dtype)[6:]}_{name}"] = {
+                "ms": ms,
+                "TB_s": moved / ms / 1e9,
+                "share": moved / ms / 1e9 / peak,
+            }
+    for dtype in (torch.float32, torch.float16):
+        h = torch.randn(NODES, 256, device=DEV).to(dtype)
+        nodes = torch.randint(NODES, (1024,), device=DEV)
+        read = int((norm.indptr[nodes + 1] - norm.indptr[nodes]).sum()) * 256 * h.element_size()
+        ms = clock(lambda: gpu.full_sum(h, norm.indptr, norm.indices, norm.weight, nodes))  # noqa: B023
+        out[f"full_sum_{str(dtype)[6:]}"] = {"ms": ms, "TB_s": read / ms / 1e9, "share": read / ms / 1e9 / peak}
+    h = torch.randn(rows, 1, 256, device=DEV, requires_grad=True)
+    src = torch.arange(1024 * k, device=DEV)
+    small = torch.arange(1025, device=DEV) * k
+    total = gpu.gather_sum(h, src, coef[: 1024 * k], small)
+    out["hidden_forward"] = clock(lambda: gpu.gather_sum(h, src, coef[: 1024 * k], small))
+    grad, dh = torch.randn_like(total), torch.zeros_like(h)
+    out["hidden_backward"] = clock(lambda: gpu_rows.scatter_sum[(1024, 1)](
+        dh, grad, src, coef, small, 256, 1, 1, RB=4, BF=256, num_warps=1))  # fmt: skip
+    return out
+
+
+def updates(norm: Graph, parts: tuple, stream: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    edge, node = torch.ones(norm.num_edges, device=DEV), torch.ones(norm.num_nodes, device=DEV)
+    n = norm.num_nodes
+    for rows in (1024, 11_264):
+        dst = norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long()
+        f = gpu.flat(parts, dst, 10, 1, "multinomial", Odds(edge=edge, eta=0.1), stream)
+        ptr, energy = torch.arange(rows + 1, device=DEV) * 11, torch.rand(rows * 11, device=DEV)
+        mean, visits = torch.zeros(n, device=DEV), torch.zeros(n, dtype=torch.int32, device=DEV)
+        out[f"exp3_{rows}"] = clock(lambda: gpu.exp3(
+            dst, ptr, f.pos, f.prob, f.scale, energy, norm.first, norm.indptr, edge, mean, visits, 0.3, True, 0.1,  # noqa: B023
+            False, 11))  # fmt: skip
+        src = torch.cat([torch.arange(rows, device=DEV)[:, None],
+                         rows + torch.arange(rows * 10, device=DEV).view(rows, 10)], 1).flatten()  # fmt: skip
+        out[f"track_{rows}"] = clock(lambda: gpu.track(
+            f.n_id, rows, src, ptr, f.weight, f.scale, energy, node, visits, mean[:1], 0.2, 256, 50, 11))  # noqa: B023  # fmt: skip
+    return out
+
+
+# --- epochs ----------------------------------------------------------------------------------------------------------
+
+
+def epoch_seconds(
+    data: Any, captured: bool, profile: bool = False, warm: int = 2, timed: int = 5, **options: Any
+) -> Any:
+    """Median seconds of an epoch's steps, policy updates included."""
+    config = Config(**{"batch_size": 1024, "hidden": 256, "sizes": (10, 10), "dropout": 0.0, "device": DEV, **options})
+    with capture.products(config.tf32):
+        torch.manual_seed(0)
+        run = Run(data, config, 0)
+        assert run.features is not None
+        steps = capture.DeviceSteps(run, train.train_step, captured)
+        seconds, losses = [], []
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(warm + timed):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                total = torch.zeros((), device=DEV)
+                for batch in steps:
+                    total += steps(batch) * batch.batch_size
+                torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+                losses.append(float(total) / len(steps.nodes))
+        got = {
+            "seconds": statistics.median(seconds[warm:]), "all": seconds, "losses": losses,
+            "captured": len(steps.recorded), "said": [str(w.message) for w in said],
+            "memory_GB": torch.cuda.max_memory_allocated() / 1e9, "options": {k: str(v) for k, v in options.items()},
+        }  # fmt: skip
+        if profile:
+            got["profile"] = profiled(steps) if captured else host_profile(steps)
+        return got
+
+
+def profiled(steps: Any) -> list[str]:
+    """Where a step's time goes: kernels by their share, microseconds a step."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    batches = []
+    for batch in steps:
+        batches.append(batch)
+        if len(batches) == 10:
+            break
+    with profiler(activities=[ProfilerActivity.CUDA]) as found:
+        for batch in batches:
+            steps(batch)
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
+    all_of_it = sum(e.self_device_time_total for e in rows) / 10
+    count = sum(e.count for e in rows) / 10
+    lines = [f"{e.self_device_time_total / 10:8.1f} us {e.count / 10:6.1f} x {e.key[:90]}" for e in rows[:45]]
+    return [f"total {all_of_it:.0f} us in {count:.0f} kernels", *lines]
+
+
+def host_profile(steps: Any) -> list[str]:
+    """Where the host's time goes in an eager step."""
+    import cProfile
+    import io
+    import pstats
+
+    batches = [batch for batch, _ in zip(steps, range(40), strict=False)]
+    watch = cProfile.Profile()
+    watch.enable()
+    for batch in batches:
+        steps(batch)
+    watch.disable()
+    torch.cuda.synchronize()
+    text = io.StringIO()
+    pstats.Stats(watch, stream=text).sort_stats("tottime").print_stats(40)
+    return text.getvalue().splitlines()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "gcn uniform": {"method": "graphsage", "arch": "plain", "half": True},
+    "gcn bs": {"method": "bs", "arch": "plain", "half": True},
+    "gcn adahop": {"method": "adahop", "arch": "plain", "half": True},
+    "gat bs": {"method": "bs", "model": "gat", "arch": "plain", "half": True},
+    "gcn bs residual": {"method": "bs", "half": True},
+    "gcn adahop residual": {"method": "adahop", "half": True},
+    "gcn bs float32": {"method": "bs", "arch": "plain"},
+    "gcn adahop float32": {"method": "adahop", "arch": "plain"},
+    "gcn bs dropout": {"method": "bs", "arch": "plain", "half": True, "dropout": 0.1},
+}
+EAGER = ("gcn uniform", "gcn bs", "gcn adahop")
+
+
+def epochs(data: Any, only: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, options in CASES.items():
+        if only and name not in only.split(","):
+            continue
+        for captured in (True, False):
+            label = f"{name} {'captured' if captured else 'eager'}"
+            if not captured and name not in EAGER:
+                continue
+            timed = 5
+            out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, timed=timed, **options))  # noqa: B023
+            note(label, out[label])
+            RESULT["epochs"] = out
+            save()
+    return out
+
+
+def growth(data: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for size in (512, 1024, 2048, 4096):
+        options = {"method": "bs", "arch": "plain", "half": True, "batch_size": size}
+        got = part(lambda: epoch_seconds(data, True, **options))  # noqa: B023
+        if "seconds" in got:
+            got["step_ms"] = 1000 * got["seconds"] / -(-TRAIN // size)
+        out[f"batch {size}"] = got
+        note(f"batch {size}", got)
+    for degree in (50, 500):
+        small = as_data(reddit_like(edges=NODES * degree))
+        for method in ("graphsage", "bs", "adahop"):
+            options = {"method": method, "arch": "plain", "half": True}
+            RESULT["growth"] = out
+            save()
+            out[f"degree {degree} {method}"] = part(lambda: epoch_seconds(small, True, **options))  # noqa: B023
+            note(f"degree {degree} {method}", out[f"degree {degree} {method}"])
+    return out
+
+
+# --- what it is worth ------------------------------------------------------------------------------------------------
+
+
+def accuracy(folder: Path, device: str, seeds: int = 3, epochs: int = 6) -> dict[str, Any]:
+    """Test scores of a few methods on real graphs: the same runs on the CPU and on the GPU."""
+    out: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.npz")):
+        data = adahop.load(str(path))
+        for method, model in (("graphsage", "gcn"), ("bs", "gcn"), ("adahop", "gcn"), ("bs", "gat")):
+
+            def go() -> dict[str, Any]:
+                began = time.perf_counter()
+                scores = [
+                    adahop.fit(data, method=method, model=model, sizes=(5, 5), epochs=epochs, seed=s, device=device,  # noqa: B023
+                               batch_size=512).test for s in range(seeds)]  # fmt: skip
+                return {"test": scores, "mean": statistics.fmean(scores), "seconds": time.perf_counter() - began}
+
+            name = f"{path.stem} {model} {method} {device}"
+            out[name] = part(go)
+            note(name, out[name])
+            RESULT["accuracy"] = out
+            save()
+    return out
+
+
+def methods(_: Any = None) -> dict[str, Any]:
+    """Every method and model, two epochs on the device."""
+    from adahop.methods import METHODS
+
+    data = adahop.load("digits")
+    out: dict[str, Any] = {}
+    for method, preset in METHODS.items():
+        for model in ("gcn", "sage", "gat", "geniepath"):
+            if model not in preset.models:
+                continue
+            sizes = (60, 60) if preset.family == "layer-wise" else (5, 5)
+            out[f"{method} {model}"] = part(lambda: {"test": adahop.fit(
+                data, method=method, model=model, sizes=sizes, epochs=4, device=DEV).test})  # noqa: B023  # fmt: skip
+            note(f"{method} {model}", out[f"{method} {model}"])
+    return out
+
+
+def peers(data: Any) -> dict[str, Any]:
+    """PyG's own model on the GPU: with a loader of ours that samples on the CPU, and full-batch."""
+    return {"pyg, cpu loader": part(lambda: cpu_loader(data)), "pyg, full batch": part(lambda: full_batch(data))}
+
+
+def pyg_model() -> torch.nn.Module:
+    from torch_geometric.nn import GraphSAGE
+
+    return GraphSAGE(WIDTH, 256, num_layers=2, out_channels=CLASSES).to(DEV)
+
+
+def cpu_loader(data: Any, steps: int = 40) -> dict[str, Any]:
+    graph = data.graph.to("cpu")
+    host = SimpleNamespace(x=data.x.cpu(), y=data.y.cpu())
+    sampler = adahop.make("graphsage", graph, [10, 10])
+    loader = adahop.Loader(host, sampler, data.train_mask.cpu(), 1024, prefetch=4)
+    model = pyg_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    began, many = 0.0, 0
+    for i, batch in enumerate(loader):
+        if i == 10:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+        batch = batch.to(DEV)
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        torch.nn.functional.cross_entropy(out, batch.y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i == 10 + steps:
+            break
+        many = i - 9
+    torch.cuda.synchronize()
+    step = (time.perf_counter() - began) / max(many, 1)
+    return {"step_ms": 1000 * step, "seconds": step * -(-TRAIN // 1024), "threads": ops.get_threads()}
+
+
+def full_batch(data: Any) -> dict[str, Any]:
+    import torch_geometric
+
+    g = data.graph
+    adj = torch.sparse_csr_tensor(g.indptr, g.indices.long(), torch.ones(g.num_edges, device=DEV), (g.num_nodes,) * 2)
+    model = pyg_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    seconds = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        out = model(data.x, adj)[data.train_mask]
+        torch.nn.functional.cross_entropy(out, data.y[data.train_mask]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": min(seconds[1:]), "all": seconds, "pyg": torch_geometric.__version__,
+            "note": "one step an epoch", "memory_GB": torch.cuda.max_memory_allocated() / 1e9}  # fmt: skip
+
+
+def cached(data: Any) -> dict[str, Any]:
+    """Features in host memory: all of them, and with a share of the rows on the device."""
+    out: dict[str, Any] = {}
+    for share in (0.0, 0.2):
+
+        def go() -> dict[str, Any]:
+            config = Config(method="bs", arch="plain", half=True, cache=share, batch_size=1024, hidden=256, dropout=0.0,  # noqa: B023
+                            device=DEV)  # fmt: skip
+            run = Run(data, config, 0)
+            steps = capture.DeviceSteps(run, train.train_step, True)
+            seconds = []
+            for _ in range(3):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for batch in steps:
+                    steps(batch)
+                torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+            return {"seconds": min(seconds), "all": seconds, "hit_rate": run.features.hit_rate()}
+
+        out[f"cache {share}"] = part(go)
+        note(f"cache {share}", out[f"cache {share}"])
+    return out
+
+
+def part(f: Any) -> Any:
+    try:
+        return f()
+    except Exception:
+        return {"failed": traceback.format_exc()[-3000:]}
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def note(name: str, got: Any) -> None:
+    short = {k: got[k] for k in ("seconds", "mean", "test", "hit_rate", "captured") if k in got} or str(got)[-400:]
+    print(name, short, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", default="kernels,epochs,growth,peers,cached,methods")
+    parser.add_argument("--out", default="gpu.json")
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--device", default=DEV)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    parts = given.parts.split(",")
+    OUT.append(given.out)
+    RESULT.update(
+        command="python " + " ".join(sys.argv), torch=torch.__version__, python=platform.python_version(),
+        adahop=adahop.__version__, device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    )  # fmt: skip
+    if torch.cuda.is_available():
+        import triton
+
+        RESULT["triton"] = triton.__version__
+    needs = {"kernels", "epochs", "growth", "peers", "cached"} & set(parts)
+    data = as_data(reddit_like()) if needs else None
+    if data is not None:
+        Graph.hash = lambda self: str(self.indptr.data_ptr())  # type: ignore[method-assign]  # hashing takes seconds here
+        fixed._content = lambda x: str(x.data_ptr())
+        RESULT["graph"] = f"{data.graph.num_nodes} nodes, {data.graph.num_edges} edges, {WIDTH} features"
+    todo = {
+        "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),
+        "growth": lambda: growth(data),
+        "peers": lambda: peers(data), "cached": lambda: cached(data), "methods": methods,
+        "accuracy": lambda: accuracy(Path(given.data), given.device),
+    }  # fmt: skip
+    for name in parts:
+        began = time.perf_counter()
+        RESULT[name] = part(todo[name])
+        print(name, "took", round(time.perf_counter() - began, 1), "s", flush=True)
+        save()
+
+
+def save() -> None:
+    Path(OUT[0]).write_text(json.dumps(RESULT, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The laboratory of adahop: experiments, benchmarks, comparisons, the report and every plot."""

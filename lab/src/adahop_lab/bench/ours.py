@@ -1,0 +1,89 @@
+"""Our own samplers as runners: name:part=value, and `update=true` for a learner that hears after every batch."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.checks import InputError, one_of
+from adahop.graph import Graph
+from adahop.methods import METHODS, make
+from adahop.ops import get_threads
+from adahop.samplers import Labor, NeighborSampler, Sampler
+from adahop.samplers.ahead import Ahead
+from adahop_lab.bench.clock import Runner
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """('bs', {'update': True}) of 'bs:update=true'."""
+    name, *parts = text.split(":")
+    one_of(name, METHODS, "methods")
+    options: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not key.isidentifier() or not equals:
+            raise InputError(f"`methods` must have parts like draw=systematic, got '{part}'")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return name, options
+
+
+def sampler(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, device: str = "cpu") -> Sampler:
+    """The sampler of a text; a layer-wise method draws as many nodes a layer as `sizes` times the batch."""
+    name, options = parse(text)
+    options.pop("update", None)
+    preset = METHODS[name]
+    if preset.needs or preset.family == "subgraph":
+        raise InputError(f"`methods` must be node-wise or layer-wise and need no features, got {name}")
+    wide = batch_size if preset.family == "layer-wise" else 1
+    return make(name, graph, [k if k < 0 else k * wide for k in sizes], **options).to(device)
+
+
+def drawing(text: str, own: Sampler) -> Runner:
+    """Draws alone: nothing is learnt between batches, so that each thread has one of its own, as in a Loader."""
+    many = get_threads() if isinstance(own, NeighborSampler | Labor) and own.graph.device.type == "cpu" else 1
+    if many == 1:
+        return Runner(text, lambda seeds: edges(own.sample(seeds)))
+    own.sample(torch.zeros(1, dtype=torch.long))  # what is made once is made before threads need it
+    ahead, waiting = Ahead(own, many, edges), deque()  # type: Ahead, deque
+
+    def work(seeds: Tensor) -> int:
+        waiting.append(ahead.submit(seeds))
+        return waiting.popleft().result() if len(waiting) > 2 * many else 0
+
+    def rest() -> int:
+        return sum(waiting.popleft().result() for _ in range(len(waiting)))
+
+    return Runner(text, work, rest=rest)
+
+
+def edges(blocks: list[Block]) -> int:
+    return sum(block.num_edges for block in blocks)
+
+
+def runner(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, device: str = "cpu") -> Runner:
+    """Draw and relabel; with `update=true` also learn from energies that were made before the clock ran."""
+    own = sampler(text, graph, sizes, batch_size, device)
+    if not parse(text)[1].get("update"):
+        return drawing(text, own)
+    chance = torch.Generator().manual_seed(0)
+    energy = -torch.rand(1 << 16, generator=chance).log().to(device)
+
+    def work(seeds: Tensor) -> int:
+        nonlocal energy
+        blocks = own.sample(seeds)
+        sizes = [block.num_edges for block in blocks]
+        while energy.numel() < max(sizes):  # happens in the first batch, before the clock runs
+            energy = torch.cat([energy, energy])
+        own.update(blocks, [energy[:m] for m in sizes])
+        return sum(sizes)
+
+    return Runner(text, work)

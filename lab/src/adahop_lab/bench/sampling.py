@@ -1,0 +1,107 @@
+"""Sampling side by side: edges drawn and relabelled a second, ratios to the peers, state a node and an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adahop.checks import count, one_of
+from adahop.graph import Graph
+from adahop_lab.bench import ours, peers
+from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
+from adahop_lab.bench.graphs import batches, graph
+from adahop_lab.bench.limit import lines_per_s
+from adahop_lab.bench.state import weigh
+
+METHODS = (
+    "graphsage", "graphsage:draw=systematic", "bs", "bs:update=true", "graphsage:policy=tracked",
+    "graphsage:policy=tracked:update=true", "graphsage:policy=tracked:draw=systematic", "labor:refine=0", "labor",
+    "ladies",
+)  # fmt: skip
+UNIFORM = {"ratio_dgl_uniform": "dgl:uniform", "ratio_pyg_uniform": "pyg:uniform"}
+INT32 = "dgl:uniform:ids=int32"
+
+
+@dataclass
+class Plan:
+    """What to measure: one graph, one fan-out, every method and peer, each number of threads."""
+
+    graph: str
+    sizes: Sequence[int] = (10, 10)
+    batch_size: int = 1024
+    threads: Sequence[int] = (1,)
+    methods: Sequence[str] = METHODS
+    peers: Sequence[str] = ("dgl", "pyg")
+    rounds: int = 5
+    seconds: float = 0.25  # of a turn
+    device: str = "cpu"
+    clock: str = "wall"
+
+    def __post_init__(self) -> None:
+        count(self.rounds, 1, "rounds")
+        count(self.batch_size, 1, "batch_size")
+        for n in self.threads:
+            count(n, 1, "threads")
+        one_of(self.clock, CLOCKS, "clock")
+        for text in self.methods:
+            ours.parse(text)
+
+
+def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row for each method and peer and number of threads."""
+    g = graph(plan.graph)
+    say(f"{plan.graph}: {g.num_nodes:,} nodes, {g.num_edges:,} edges, largest degree {int(g.degree().max()):,}")
+    present, absent = peers.find(plan.peers, g)
+    for name, why in absent.items():
+        say(f"{name} is left out: {why}")
+    seeds = batches(g, plan.batch_size)
+    weights = {text: weigh(text, g, plan.sizes, plan.batch_size) for text in plan.methods}
+    rows = []
+    for n in plan.threads:
+        with threads(n, list(present.values())):
+            limit = lines_per_s(clock=plan.clock)
+            say(f"{n} threads: {limit['prefetch'] / 1e6:.0f} M random cache lines a second ({limit['plain'] / 1e6:.0f} "
+                "without prefetch)")  # fmt: skip
+            turns = take_turns(_runners(plan, g, present), seeds, plan.rounds, plan.seconds, plan.device, plan.clock)
+            rows += [row(plan, runner, n, turns, limit, weights.get(runner.name, {})) for runner in turns]
+    return rows
+
+
+def _runners(plan: Plan, g: Graph, present: dict[str, Any]) -> list[Runner]:
+    mine = [ours.runner(text, g, plan.sizes, plan.batch_size, plan.device) for text in plan.methods]
+    return mine + peers.runners(plan.peers, present, plan.sizes)
+
+
+def row(
+    plan: Plan,
+    runner: Runner,
+    n: int,
+    turns: dict[Runner, list[Turn]],
+    limit: dict[str, float],
+    weight: dict[str, float],
+) -> dict[str, Any]:
+    """The promised keys first; `spread` are the quartiles of edges a second, `of_limit` edges a random cache line."""
+    mine = turns[runner]
+    low, mid, high = quartiles([t.edges_per_s for t in mine])
+    against = {other.name: ratio(mine, theirs) for other, theirs in turns.items() if other.peer}
+    return {
+        "method": runner.name,
+        "edges_per_s": mid,
+        "batches_per_s": quartiles([t.batches_per_s for t in mine])[1],
+        **{key: against.get(peer) for key, peer in UNIFORM.items()},
+        "threads": n,
+        "graph": plan.graph,
+        "ratio_dgl_int32": against.get(INT32),
+        "sizes": list(plan.sizes),
+        "batch_size": plan.batch_size,
+        "device": plan.device,
+        "peer": runner.peer,
+        "spread": [low, high],
+        "rounds": plan.rounds,
+        "clock": plan.clock,
+        "ratios": against,
+        "lines_per_s": limit["prefetch"],
+        "of_limit": mid / limit["prefetch"],
+        **weight,
+    }

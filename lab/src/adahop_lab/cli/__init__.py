@@ -1,0 +1,1 @@
+"""The commands that join `adahop` where the laboratory is installed."""

@@ -1,0 +1,34 @@
+"""`adahop report`: the results of `adahop reproduce` as one page that needs no network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adahop.checks import InputError
+from adahop.cli.train import option
+from adahop.records import write_whole
+from adahop_lab.experiments.cells import cells_folder
+from adahop_lab.experiments.page import build
+
+
+def report(
+    folder: Annotated[str, typer.Argument(help="Folder that `adahop reproduce` wrote to.")] = "results",
+    output: Annotated[str, option("The page.", "--output", "-o")] = "report.html",
+    cells: Annotated[str | None, option("Folder of the cells' files; else `runs` here or beside the source.")] = None,
+) -> None:
+    """Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."""
+    if not Path(folder).is_dir():
+        raise InputError(f"`folder` must be a folder of results, got {folder}")
+    page, loose = build(Path(folder), cells_folder(cells))
+    write_whole(Path(output), page.encode())
+    print(f"{output}: {len(page) / 1e6:.1f} MB")
+    if loose:
+        print(
+            f"adahop: rows that differ from the paper must have a `note`, got none for {', '.join(loose)}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)

@@ -1,0 +1,112 @@
+"""Where results lie. A run that is done is a whole file; a cell that is done is one file for all its runs.
+
+<out>/<experiment>/<dataset>/<row>.json         settings, scores, what they were made with: the same on every run
+<out>/<experiment>/<dataset>/<row>.times.json   seconds and machine: never the same
+<out>/<experiment>/<dataset>/.<row>/            runs of a cell that is not done yet
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from adahop.checks import InputError
+from adahop.records import Records
+from adahop_lab.experiments.cells import Cell
+
+Row = dict[str, Any]
+ABOUT = ("metric", "data", "config")
+
+
+class Store:
+    """The results' folder."""
+
+    def __init__(self, out: str | Path):
+        self.out = Path(out)
+
+    def files(self, cell: Cell) -> tuple[Path, Path]:
+        home = self.out / cell.place
+        return home.with_name(f"{cell.row}.json"), home.with_name(f"{cell.row}.times.json")
+
+    def pending(self, cell: Cell) -> Path:
+        home = self.out / cell.place
+        return home.with_name(f".{cell.row}")
+
+    def cell(self, cell: Cell) -> tuple[Row, Row] | None:
+        """(facts, times) of a cell that is done, for however many runs."""
+        facts, times = (_read(path) for path in self.files(cell))
+        return None if facts is None else (facts, times or {"runs": []})
+
+    def keep(self, cell: Cell, name: str, facts: Row, times: Row) -> None:
+        """A run that is done; the facts come last, so that a run with facts has times."""
+        records = Records(self.pending(cell))
+        records.lines(f"{name}.times.json", times)
+        records.lines(f"{name}.json", facts)
+
+    def kept(self, cell: Cell, name: str) -> tuple[Row, Row] | None:
+        facts, times = (_read(self.pending(cell) / f"{name}{end}") for end in (".json", ".times.json"))
+        return None if facts is None else (facts, times or {})
+
+    def runs(self, cell: Cell, settings: Row) -> dict[int, tuple[Row, Row]]:
+        """Every run so far with these settings, by its seed: those of the cell's file, and those not joined yet."""
+        done = self.cell(cell)
+        found: dict[int, tuple[Row, Row]] = {}
+        if done is not None and done[0]["settings"] == settings:
+            times = {row["seed"]: row for row in done[1]["runs"]}
+            made = {seed: part["with"] for part in done[0]["made"] for seed in part["seeds"]}
+            about = {key: done[0][key] for key in ABOUT}
+            for row in done[0]["runs"]:
+                own = {"with": made[row["seed"]], "about": about}
+                found[row["seed"]] = ({**row, **own}, times.get(row["seed"], {}))
+        for path in sorted(self.pending(cell).glob("seed-*[0-9].json")):
+            run = self.kept(cell, path.stem)
+            if run is not None and run[0]["settings"] == settings:
+                facts = {k: v for k, v in run[0].items() if k != "settings"}
+                found.setdefault(facts["seed"], (facts, run[1]))
+        return found
+
+    def join(self, cell: Cell, settings: Row, grid: list[Row] | None) -> None:
+        """One file for all runs of a cell; the parts go once it is there."""
+        runs = dict(sorted(self.runs(cell, settings).items()))
+        made: list[Row] = []
+        for seed, (facts, _) in runs.items():
+            if not made or made[-1]["with"] != facts["with"]:
+                made.append({"seeds": [], "with": facts["with"]})
+            made[-1]["seeds"].append(seed)
+        rows = [{k: v for k, v in facts.items() if k not in ("with", "about")} for facts, _ in runs.values()]
+        about = next(iter(runs.values()))[0]["about"]
+        head = {"experiment": cell.experiment, "dataset": cell.dataset, "row": cell.row, "name": cell.name}
+        score, spent_on = self.files(cell)
+        records = Records(score.parent)
+        records.lines(spent_on.name, {**head, "runs": [spent for _, spent in runs.values()]})
+        found = {**head, "settings": settings, **about, "grid": grid, "made": made, "seeds": list(runs), "runs": rows}
+        records.lines(score.name, found)
+        self.clear(cell)
+
+    def clear(self, cell: Cell) -> None:
+        """The parts of a cell, and what a killed writer left of one."""
+        for path in (*self.pending(cell).glob("*"), *self.pending(cell).glob(".*.part")):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.pending(cell).rmdir()
+
+    def clash(self, cell: Cell, settings: Row) -> None:
+        """Results of other settings are never written over unasked."""
+        done = self.cell(cell)
+        if done is not None and done[0]["settings"] != settings:
+            gone = {k for k in {**settings, **done[0]["settings"]} if settings.get(k) != done[0]["settings"].get(k)}
+            raise InputError(
+                f"`out` must hold no results of {cell.place} with other settings, got {', '.join(sorted(gone))} "
+                f"different in {self.files(cell)[0]}; --renew runs such cells anew"
+            )
+
+
+def _read(path: Path) -> Row | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as e:
+        raise InputError(f"{path} must hold JSON, got {e}") from None
