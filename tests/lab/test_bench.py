@@ -166,7 +166,7 @@ def test_peers_that_are_absent_say_why(monkeypatch, capsys):
 def test_the_stub_stays_only_if_dgl_came(monkeypatch):
     monkeypatch.setitem(sys.modules, "dgl", None)  # an import of it fails
     monkeypatch.delitem(sys.modules, "dgl.graphbolt", raising=False)
-    with pytest.raises(peers.Absent, match="adahop\\[peers\\]"):
+    with pytest.raises(peers.Absent, match="adahop-lab\\[peers\\]"):
         peers.import_dgl()
 
 
