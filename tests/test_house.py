@@ -38,6 +38,7 @@ NEVER = {
     "methods": (*MODELS, "adahop.loader", "adahop.train", "adahop.cli", "adahop.watch", "adahop.datasets"),
     "datasets": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.methods", "adahop.cli"),
     "config": ("adahop.loader", "adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
+    "storage": (*SAMPLERS, *MODELS, *ABOVE),
     "records": (*SAMPLERS, *MODELS, *ABOVE),
     "checkpoint": (*SAMPLERS, *MODELS, *ABOVE),
     "diagnostics": ("adahop.cli", "adahop.datasets", "numba", "triton"),

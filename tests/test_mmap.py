@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from adahop.datasets import load
 from adahop.datasets.folder import save
 from adahop.mapped import Folder, MappedGraph, on_disk, opened, read
 from adahop.mapped.graph import save as save_graph
+from adahop.methods import METHODS, Method
+from adahop.samplers import Labor
+from adahop.storage import Files
 from conftest import messy_graph, same_blocks
 
 SPEC = "synthetic:600,9000,8,3"
@@ -185,6 +189,45 @@ def test_no_room_is_said_before_anything_is_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="`state` must be a folder"):
         on_disk(tmp_path / "file" / "state")
+
+
+def mapped_bytes() -> int:
+    """Of nameless files that this process has mapped."""
+    spans = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line
+    ]
+    return sum(int(b, 16) - int(a, 16) for a, b in spans)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("method", ["bs", "bs.m", "thanos", "thanos.m", "adahop", "bliss", "graphsaint"])
+def test_state_lies_where_it_is_told_to(tmp_path, method):
+    graph, before = load("synthetic:600,9000,8,3").graph, mapped_bytes()
+    sampler = make(method, graph, [4, 4], storage=Files(tmp_path, least=1))
+    state = sum(t.numel() * t.element_size() for t in sampler.state_dict().values())
+    assert mapped_bytes() - before >= state - 64  # the counts of steps and epochs aside
+    plain = make(method, graph, [4, 4])
+    assert same_blocks(sampler.sample([0, 1]), plain.sample([0, 1]))
+
+
+def test_a_method_without_a_place_for_its_state_refuses_a_folder(tmp_path, monkeypatch):
+    own = Method("own", "node-wise", True, "none", lambda graph, sizes, seed=0: Labor(graph, sizes, seed))
+    monkeypatch.setitem(METHODS, "own", own)
+    assert make("own", load("synthetic:60,900,8,3").graph, [4]).sizes == [4]
+    with pytest.raises(InputError, match="`state` must be left out for method 'own'"):
+        make("own", load("synthetic:60,900,8,3").graph, [4], storage=Files(tmp_path))
+
+
+def test_files_take_only_what_is_large(tmp_path):
+    files = Files(tmp_path, least=1024)
+    small, large = files.ones(4), files.full((300,), 2.5)
+    assert small.tolist() == [1.0] * 4 and bool((large == 2.5).all()) and large.dtype == torch.float32
+    assert files.zeros(300, 2, dtype=torch.int64).shape == (300, 2)
+    with pytest.raises(InputError, match="`state` must be a folder with room"):
+        files.zeros(1 << 50)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="`state` must be a folder"):
+        Files(tmp_path / "file" / "state")
 
 
 def test_on_disk_takes_only_what_is_large(tmp_path):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from adahop import ops
 from adahop.checks import InputError, count, in_range
 from adahop.graph import Graph
+from adahop.storage import MEMORY, Storage
 
 
 class History(nn.Module):
@@ -20,14 +21,14 @@ class History(nn.Module):
 
     value: Tensor
 
-    def __init__(self, num_nodes: int, width: int, dtype: torch.dtype = torch.float32):
+    def __init__(self, num_nodes: int, width: int, dtype: torch.dtype = torch.float32, storage: Storage = MEMORY):
         super().__init__()
         count(num_nodes, 0, "num_nodes")
         count(width, 1, "width")
         if dtype not in (torch.float32, torch.float16):
             raise InputError(f"`dtype` must be float32 or float16, got {dtype}")
         self.seen: list[tuple[Tensor, Tensor]] | None = None  # where it is a list, it gets what is pushed
-        self.register_buffer("value", torch.zeros(num_nodes, width, dtype=dtype), persistent=False)
+        self.register_buffer("value", storage.zeros(num_nodes, width, dtype=dtype), persistent=False)
 
     @torch.no_grad()
     def pull(self, n_id: Tensor) -> Tensor:

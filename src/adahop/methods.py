@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from adahop.checks import InputError, one_of, room_for
 from adahop.graph import Graph
 from adahop.policies import POLICIES
 from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor, Ladies, NeighborSampler, Sampler
+from adahop.storage import MEMORY, Storage
 
 Build = Callable[..., Sampler]
 
@@ -37,16 +38,26 @@ class Method:
 
 
 def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "uniform", draw: str = "multinomial",
-              budget: bool = False, **options: Any) -> NeighborSampler:  # fmt: skip
+              budget: bool = False, storage: Storage = MEMORY, **options: Any) -> NeighborSampler:  # fmt: skip
     """Any policy with any draw; what is left of the options is the policy's."""
     kind = POLICIES[one_of(policy, POLICIES, "policy")]
-    known = [p for p in inspect.signature(kind.__init__).parameters if p not in ("self", "graph", "layers")]
+    takes = inspect.signature(kind.__init__).parameters
+    known = [p for p in takes if p not in ("self", "graph", "layers", "storage")]
     for name in options:
         if name not in known:
             raise InputError(f"an option of policy '{policy}' must be one of {known or 'none'}, got '{name}'")
-    sampler = NeighborSampler(graph, sizes, None, draw, seed, budget)
-    sampler.policy = kind(graph, len(sampler.sizes), **options)
+    sampler = NeighborSampler(graph, sizes, None, draw, seed, budget, storage)
+    sampler.policy = kind(graph, len(sampler.sizes), **placed(storage, takes, f"policy '{policy}'"), **options)
     return sampler
+
+
+def placed(storage: Storage, takes: Mapping[str, Any], what: str) -> dict[str, Storage]:
+    """The storage as an argument, where one is given; what does not take it keeps its state in memory."""
+    if storage is MEMORY:
+        return {}
+    if "storage" not in takes:
+        raise InputError(f"`state` must be left out for {what}, which keeps its own in memory, got a folder")
+    return {"storage": storage}
 
 
 OTHER = "other"  # a model that is not ours, such as one of PyG's layers
@@ -84,8 +95,12 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-def make(method: str, graph: Graph, sizes: Sequence[int], seed: int = 0, **options: Any) -> Sampler:
+def make(
+    method: str, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY, **options: Any
+) -> Sampler:
     """A sampler by its method's name; options override the preset's, so that the parts combine freely.
+
+    `storage` is where its state lies, see `adahop.storage`.
 
     >>> sampler = make("bs", Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), sizes=[2], draw="systematic")
     >>> [block.num_dst for block in sampler.sample([0])]
@@ -96,6 +111,7 @@ def make(method: str, graph: Graph, sizes: Sequence[int], seed: int = 0, **optio
     known = inspect.signature(preset.build).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for name in options:
-            one_of(name, [p for p in known if p not in ("graph", "sizes", "seed")], f"{method}'s option")
+            one_of(name, [p for p in known if p not in ("graph", "sizes", "seed", "storage")], f"{method}'s option")
+    merged.update(placed(storage, known, f"method '{method}'"))
     with room_for(f"the state of method '{method}'"):
         return preset.build(graph, sizes, seed=seed, **merged)

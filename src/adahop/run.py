@@ -23,6 +23,7 @@ from adahop.memory import Memory
 from adahop.methods import METHODS, OTHER
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
+from adahop.storage import storage_in
 
 
 @dataclass
@@ -96,7 +97,8 @@ def assemble(data: Any, config: Config, seed: int, remembers: bool = True) -> tu
     options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
     if options.get("policy") == "attended":
         options.setdefault("heads", getattr(model.convs[0], "heads", 1))
-    sampler = make_sampler(config.method, graph, config.sizes, seed=seed, **options).to(config.device)
+    storage = storage_in(config.state)
+    sampler = make_sampler(config.method, graph, config.sizes, seed, storage, **options).to(config.device)
     dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
     sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype)
     return model, sampler

@@ -152,7 +152,7 @@ def training(data: Any) -> int:
 
 def method_options(texts: list[str]) -> dict[str, Any]:
     given = pairs(texts, "option")
-    for name in ("graph", "sizes", "seed"):
+    for name in ("graph", "sizes", "seed", "storage"):
         if name in given:
             raise InputError(f"`option` must be an option of the method, got '{name}', which has its own flag")
     return given

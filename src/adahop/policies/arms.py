@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from adahop import ops
 from adahop.graph import Graph
 from adahop.ops import Odds, Tree, tree
+from adahop.storage import MEMORY, Storage
 
 
 class Arms(nn.Module):
@@ -24,21 +25,21 @@ class Arms(nn.Module):
     start: Tensor
     sums: Tensor
 
-    def __init__(self, graph: Graph, states: int):
+    def __init__(self, graph: Graph, states: int, storage: Storage = MEMORY):
         super().__init__()
-        self.graph = graph
+        self.graph, self.storage = graph, storage
         start, lines = tree.lay_out(graph.indptr, graph.first)
         self.register_buffer("weight", ops.large_pages(self._room(states)))
         self.register_buffer("start", start, persistent=False)
-        sums = torch.zeros(states, lines * tree.WIDE, device=graph.device)
+        sums = storage.zeros(states, lines * tree.WIDE, device=graph.device)
         self.register_buffer("sums", ops.large_pages(sums), persistent=False)
-        self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+        self._scratch = storage.full((graph.num_nodes,), -1, torch.int32)
         self.sum_up()
 
     def _room(self, states: int) -> Tensor:
         """Weights of 1, each state followed by a line or more: kernels read whole lines."""
         line, edges = tree.WIDE, self.graph.num_edges
-        return torch.ones(states, (edges // line + 2) * line, device=self.graph.device)[:, :edges]
+        return self.storage.ones(states, (edges // line + 2) * line, device=self.graph.device)[:, :edges]
 
     def odds(self, state: int, eta: float) -> Odds:
         return Odds(edge=self.weight[state], eta=eta, tree=self.tree(state))

@@ -12,6 +12,7 @@ from adahop.checks import between, count
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, reference, segment_max, segment_sum
 from adahop.policies.tracked import Tracked
+from adahop.storage import MEMORY, Storage
 
 
 class Attended(Tracked):
@@ -31,12 +32,12 @@ class Attended(Tracked):
     typical: Tensor
 
     def __init__(self, graph: Graph, layers: int, heads: int = 1, slope: float = 0.2, eta: float = 0.05,
-                 memory: float = 0.2):  # fmt: skip
-        super().__init__(graph, layers, eta, memory)
+                 memory: float = 0.2, storage: Storage = MEMORY):  # fmt: skip
+        super().__init__(graph, layers, eta, memory, storage)
         self.heads, self.slope = count(heads, 1, "heads"), between(slope, 0.0, 1.0, "slope")
         n, device = graph.num_nodes, graph.device
-        self.register_buffer("scores", torch.zeros(2, layers, n, heads, device=device))  # s, then t
-        self.register_buffer("known", torch.zeros(2, layers, n, dtype=torch.bool, device=device))
+        self.register_buffer("scores", storage.zeros(2, layers, n, heads, device=device))  # s, then t
+        self.register_buffer("known", storage.zeros(2, layers, n, dtype=torch.bool, device=device))
         self.register_buffer("typical", torch.zeros(2, layers, heads, device=device))
 
     def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:

@@ -12,6 +12,7 @@ from adahop.block import Block
 from adahop.checks import between, edge_weights, implied
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, reference, segment_sum
+from adahop.storage import MEMORY, Storage
 
 
 class Policy(nn.Module):
@@ -22,9 +23,9 @@ class Policy(nn.Module):
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
 
-    def __init__(self, graph: Graph, layers: int):
+    def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY):
         super().__init__()
-        self.graph, self.layers = graph, layers
+        self.graph, self.layers, self.storage = graph, layers, storage
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -81,8 +82,8 @@ class Static(Policy):
 
     weight: Tensor | None
 
-    def __init__(self, graph: Graph, layers: int, weight: Any = None, eta: float = 0.0):
-        super().__init__(graph, layers)
+    def __init__(self, graph: Graph, layers: int, weight: Any = None, eta: float = 0.0, storage: Storage = MEMORY):
+        super().__init__(graph, layers, storage)
         self.eta = between(eta, 0.0, 0.999, "eta")
         if weight is not None:
             weight = edge_weights(weight, graph.num_edges)

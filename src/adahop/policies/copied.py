@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from adahop import ops
 from adahop.graph import Graph
 from adahop.ops import Bound, Odds
+from adahop.storage import MEMORY, Storage
 
 OFTEN = 8  # a copy is renewed when an eighth as many edges were learned from as the graph has
 
@@ -27,13 +28,13 @@ class Copied(nn.Module):
     reach: Tensor
     since: Tensor
 
-    def __init__(self, graph: Graph, layers: int):
+    def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY):
         super().__init__()
         self.graph = graph
         n, device = graph.num_nodes, graph.device
-        self.register_buffer("node", torch.ones(layers, n, device=device))
-        self.register_buffer("total", torch.zeros(layers, n, device=device), persistent=False)
-        self.register_buffer("reach", torch.zeros(layers, n, dtype=torch.int16, device=device), persistent=False)
+        self.register_buffer("node", storage.ones(layers, n, device=device))
+        self.register_buffer("total", storage.zeros(layers, n, device=device), persistent=False)
+        self.register_buffer("reach", storage.zeros(layers, n, dtype=torch.int16, device=device), persistent=False)
         self.register_buffer("since", torch.zeros(layers, dtype=torch.int64, device=device))
         self.sum_up()
 

@@ -15,6 +15,7 @@ from adahop.graph import Graph
 from adahop.ops import Odds
 from adahop.policies.arms import Arms
 from adahop.policies.base import Policy, Rows
+from adahop.storage import MEMORY, Storage
 
 Reward = str | Callable[[Block, Tensor], Tensor]
 
@@ -49,8 +50,9 @@ class Exp3(Policy):
         share_layers: bool = False,
         horizon: float | None = None,
         memory: float = 0.1,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, layers)
+        super().__init__(graph, layers, storage)
         if isinstance(step, str):
             one_of(step, ("scale-free", "paper"), "step")
         else:
@@ -70,9 +72,9 @@ class Exp3(Policy):
         )
         states = 1 if share_layers else layers
         n = graph.num_nodes
-        self.arms = Arms(graph, states)
-        self.register_buffer("mean", torch.zeros(states, n, device=graph.device))
-        self.register_buffer("visits", torch.zeros(states, n, dtype=torch.int32, device=graph.device))
+        self.arms = Arms(graph, states, storage)
+        self.register_buffer("mean", storage.zeros(states, n, device=graph.device))
+        self.register_buffer("visits", storage.zeros(states, n, dtype=torch.int32, device=graph.device))
 
     def odds(self, layer: int) -> Odds:
         return self.arms.odds(0 if self.share_layers else layer, self.eta)

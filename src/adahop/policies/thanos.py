@@ -11,6 +11,7 @@ from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, segment_sum
 from adahop.policies.arms import Arms
 from adahop.policies.base import Policy
+from adahop.storage import MEMORY, Storage
 
 
 class Thanos(Policy):
@@ -44,15 +45,16 @@ class Thanos(Policy):
         eta: float = 0.1,
         restart: int = 1000,
         memory: float = 0.1,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, layers)
+        super().__init__(graph, layers, storage)
         self.step, self.eta = between(step, 0.0, 100.0, "step"), between(eta, 0.0, 0.999, "eta")
         self.restart, self.memory = count(restart, 1, "restart"), between(memory, 0.0, 1.0, "memory")
         n, device = graph.num_nodes, graph.device
-        self.arms = Arms(graph, layers)
-        self.register_buffer("mean", torch.zeros(layers, n, device=device))
-        self.register_buffer("size", torch.zeros(layers, n, device=device))
-        self.register_buffer("visits", torch.zeros(layers, n, dtype=torch.int32, device=device))
+        self.arms = Arms(graph, layers, storage)
+        self.register_buffer("mean", storage.zeros(layers, n, device=device))
+        self.register_buffer("size", storage.zeros(layers, n, device=device))
+        self.register_buffer("visits", storage.zeros(layers, n, dtype=torch.int32, device=device))
         self.register_buffer("steps", torch.zeros(layers, dtype=torch.int64, device=device))
 
     def odds(self, layer: int) -> Odds:

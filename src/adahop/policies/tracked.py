@@ -12,6 +12,7 @@ from adahop.graph import Graph
 from adahop.ops import Odds
 from adahop.policies.base import Policy
 from adahop.policies.copied import Copied
+from adahop.storage import MEMORY, Storage
 
 MOST = 32_000  # visits that are counted
 LEVEL = 256  # nodes whose mean is trusted as the level of the day; fewer are averaged with those before
@@ -35,14 +36,14 @@ class Tracked(Policy):
     visits: Tensor
     level: Tensor
 
-    def __init__(self, graph: Graph, layers: int, eta: float = 0.05, memory: float = 0.2):
-        super().__init__(graph, layers)
+    def __init__(self, graph: Graph, layers: int, eta: float = 0.05, memory: float = 0.2, storage: Storage = MEMORY):
+        super().__init__(graph, layers, storage)
         self.eta, self.memory = between(eta, 0.0, 0.999, "eta"), between(memory, 0.0, 1.0, "memory")
         n, device = graph.num_nodes, graph.device
-        self.register_buffer("square", torch.ones(layers, n, device=device))
-        self.register_buffer("visits", torch.zeros(layers, n, dtype=torch.int16, device=device))
+        self.register_buffer("square", storage.ones(layers, n, device=device))
+        self.register_buffer("visits", storage.zeros(layers, n, dtype=torch.int16, device=device))
         self.register_buffer("level", torch.zeros(layers, device=device))  # 0: nothing seen yet
-        self.copied = Copied(graph, layers)
+        self.copied = Copied(graph, layers, storage)
 
     @property
     def root(self) -> Tensor:

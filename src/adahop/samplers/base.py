@@ -15,6 +15,7 @@ from adahop.block import Block
 from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids
 from adahop.graph import Graph
 from adahop.ops import random
+from adahop.storage import MEMORY, Storage
 
 EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
 
@@ -39,14 +40,14 @@ class Sampler(nn.Module):
         implied(cls, "learns", by="learn")
         implied(cls, "penalises", by="penalty")
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):
         super().__init__()
         if not isinstance(graph, Graph):
             raise KindError(f"`graph` must be an adahop.Graph, got {type(graph).__name__}")
         self.graph, self.sizes, self.seed = graph, check_sizes(sizes), count(seed, -(2**63), "seed")
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))
-        self._scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+        self._scratch = storage.full((graph.num_nodes,), -1, torch.int32)
         self._pending: list[tuple[list[Block], list[Tensor]]] | None = None
 
     # --- for users -------------------------------------------------------------------------------------------------

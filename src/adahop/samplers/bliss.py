@@ -13,6 +13,7 @@ from adahop.ops import layer as op
 from adahop.ops import reference, segment_sum
 from adahop.policies import Exp3M
 from adahop.samplers.layer import LayerSampler
+from adahop.storage import MEMORY, Storage
 
 
 class Bliss(LayerSampler):
@@ -41,9 +42,10 @@ class Bliss(LayerSampler):
         step: str | float = "scale-free",
         eta: float | None = None,
         memory: float = 0.1,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed, draw, inner)
-        self.policy = Exp3M(graph, len(self.sizes), step=step, eta=eta, memory=memory)
+        super().__init__(graph, sizes, seed, draw, inner, storage)
+        self.policy = Exp3M(graph, len(self.sizes), step=step, eta=eta, memory=memory, storage=storage)
 
     def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
         return near.total(self.votes(layer, near.row, near.place, dst.numel()).square()).sqrt()

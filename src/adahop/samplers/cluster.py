@@ -15,6 +15,7 @@ from adahop.ops import random, reference, segment_sum
 from adahop.samplers.base import EPOCH
 from adahop.samplers.partition import partition
 from adahop.samplers.subgraph import SubgraphSampler
+from adahop.storage import MEMORY, Storage
 
 
 class ClusterGCN(SubgraphSampler):
@@ -44,8 +45,9 @@ class ClusterGCN(SubgraphSampler):
         parts: int | None = None,
         clusters: int | None = None,
         diagonal: float = 0.0,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed)
+        super().__init__(graph, sizes, seed, storage)
         parts = max(1, graph.num_nodes // 250) if parts is None else count(parts, 1, "parts")
         part = partition(graph, parts).to(graph.device)
         self.parts = int(part.max()) + 1 if part.numel() else 0

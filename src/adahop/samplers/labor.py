@@ -11,6 +11,7 @@ from adahop.checks import count
 from adahop.graph import Graph
 from adahop.ops.labor import labor
 from adahop.samplers.base import Sampler
+from adahop.storage import MEMORY, Storage
 
 
 class Labor(Sampler):
@@ -27,8 +28,8 @@ class Labor(Sampler):
     True
     """
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, refine: int = 1):
-        super().__init__(graph, sizes, seed)
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, refine: int = 1, storage: Storage = MEMORY):
+        super().__init__(graph, sizes, seed, storage)
         self.refine = count(refine, 0, "refine")
 
     @property

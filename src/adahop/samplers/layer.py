@@ -14,6 +14,7 @@ from adahop.graph import Graph
 from adahop.ops import layer as op
 from adahop.ops import segment_sum
 from adahop.samplers.base import Sampler
+from adahop.storage import MEMORY, Storage
 
 
 class LayerSampler(Sampler):
@@ -27,8 +28,16 @@ class LayerSampler(Sampler):
     A new sampler says who is likely: `odds(layer, dst, near)`, one number a candidate.
     """
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, draw: str = "systematic", inner: bool = True):
-        super().__init__(graph, sizes, seed)
+    def __init__(
+        self,
+        graph: Graph,
+        sizes: Sequence[int],
+        seed: int = 0,
+        draw: str = "systematic",
+        inner: bool = True,
+        storage: Storage = MEMORY,
+    ):
+        super().__init__(graph, sizes, seed, storage)
         self.how, self.inner = one_of(draw, ops.DRAWS, "draw"), flag(inner, "inner")
 
     def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
@@ -80,8 +89,9 @@ class FastGCN(LayerSampler):
         draw: str = "systematic",
         inner: bool = True,
         power: float = 1.0,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed, draw, inner)
+        super().__init__(graph, sizes, seed, draw, inner, storage)
         src = graph.indices.long()
         square = self.weight(torch.arange(graph.num_edges, device=graph.device)).square()
         square = square.masked_fill(src == graph.dst(), 0.0)
@@ -115,8 +125,9 @@ class Ladies(LayerSampler):
         draw: str = "systematic",
         inner: bool = True,
         power: float = 1.0,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed, draw, inner)
+        super().__init__(graph, sizes, seed, draw, inner, storage)
         self.power = between(power, 0.01, 4.0, "power")
 
     def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:

@@ -14,6 +14,7 @@ from adahop.checks import InputError, KindError, as_tensor, between
 from adahop.graph import Graph
 from adahop.ops import layer as op
 from adahop.samplers.layer import LayerSampler
+from adahop.storage import MEMORY, Storage
 
 FLOOR = 0.1  # the lowest score, beside 1 + FLOOR at the start: bounds the scale of whoever the score thinks nothing of
 
@@ -48,8 +49,9 @@ class ASGCN(LayerSampler):
         inner: bool = True,
         features: Any = None,
         penalty: float = 0.5,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed, draw, inner)
+        super().__init__(graph, sizes, seed, draw, inner, storage)
         x = graph.degree()[:, None].float().log1p() if features is None else as_tensor(features, "features")
         if not x.is_floating_point():
             raise KindError(f"`features` must hold floating-point numbers, got dtype {x.dtype}")

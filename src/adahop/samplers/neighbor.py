@@ -17,6 +17,7 @@ from adahop.policies import Policy, Uniform
 from adahop.samplers.base import Sampler, as_block
 from adahop.samplers.budget import passed_down, spread
 from adahop.samplers.flat import Slots
+from adahop.storage import MEMORY, Storage
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
 
@@ -41,8 +42,9 @@ class NeighborSampler(Sampler):
         draw: str = "multinomial",
         seed: int = 0,
         budget: bool = False,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed)
+        super().__init__(graph, sizes, seed, storage)
         self.budget = flag(budget, "budget")
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy

@@ -15,6 +15,7 @@ from adahop.graph import Graph
 from adahop.ops import random, segment_sum
 from adahop.samplers.base import EPOCH
 from adahop.samplers.subgraph import SubgraphSampler
+from adahop.storage import MEMORY, Storage
 
 COVER = 1 << 41  # counters for the counting runs, away from those of steps and epochs
 
@@ -51,8 +52,9 @@ class GraphSAINT(SubgraphSampler):
         roots: int | None = None,
         length: int = 2,
         coverage: int = 50,
+        storage: Storage = MEMORY,
     ):
-        super().__init__(graph, sizes, seed)
+        super().__init__(graph, sizes, seed, storage)
         self.walk = one_of(walk, ("rw", "node", "edge"), "walk")
         if walk == "edge" and bool((graph.first == graph.indptr[1:]).all()):
             self.walk = "rw"  # no edge to draw: roots alone
@@ -60,7 +62,7 @@ class GraphSAINT(SubgraphSampler):
         self.length, self.coverage = count(length, 0, "length"), count(coverage, 1, "coverage")
         self.subgraphs = 0  # how many were counted; 0: none yet
         for name, size in (("node_count", graph.num_nodes), ("edge_count", graph.num_edges)):
-            self.register_buffer(name, torch.zeros(size, dtype=torch.int32, device=graph.device), persistent=False)
+            self.register_buffer(name, storage.zeros(size, dtype=torch.int32, device=graph.device), persistent=False)
         self.register_buffer("odds", None if self.walk == "rw" else odds_of(graph, walk).cumsum(0), persistent=False)
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from adahop.checks import node_ids
 from adahop.graph import Graph
 from adahop.ops.subgraph import induced
 from adahop.samplers.base import Sampler
+from adahop.storage import MEMORY, Storage
 
 
 class SubgraphSampler(Sampler):
@@ -23,9 +24,9 @@ class SubgraphSampler(Sampler):
 
     counted: Tensor
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0):
-        super().__init__(graph, sizes, seed)
-        everyone = torch.ones(graph.num_nodes, dtype=torch.bool, device=graph.device)
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):
+        super().__init__(graph, sizes, seed, storage)
+        everyone = storage.ones(graph.num_nodes, dtype=torch.bool, device=graph.device)
         self.register_buffer("counted", everyone, persistent=False)
 
     def remember(self, nodes: Any) -> Tensor:

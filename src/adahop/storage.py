@@ -1,0 +1,78 @@
+"""Storage: where state lies. Policies, samplers and histories are handed one when they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adahop.checks import InputError
+from adahop.mapped.folder import scratch
+
+LEAST = 1 << 20  # bytes; smaller tensors stay in memory
+PIECE = 1 << 22  # entries filled at once
+
+
+class Storage:
+    """The memory of the device that is asked for.
+
+    >>> Storage().full((2,), 1.5).tolist()
+    [1.5, 1.5]
+    """
+
+    def full(
+        self,
+        shape: tuple[int, ...],
+        value: float,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        return self.full(shape, 0, dtype, device)
+
+    def ones(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        return self.full(shape, 1, dtype, device)
+
+
+class Files(Storage):
+    """Nameless files of a folder, mapped: written out where memory is short, gone with the process.
+
+    What is asked for on a GPU lies there, and what is smaller than `least` bytes in memory.
+
+    >>> import tempfile
+    >>> Files(tempfile.mkdtemp(), least=8).ones(2, 2).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+
+    def __init__(self, folder: str | Path, least: int = LEAST):
+        self.folder, self.least = Path(folder), least
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise InputError(f"`state` must be a folder that can be written, got {folder} ({e.strerror})") from None
+
+    def full(
+        self,
+        shape: tuple[int, ...],
+        value: float,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if torch.device(device).type != "cpu" or size < self.least:
+            return super().full(shape, value, dtype, device)
+        out = scratch(self.folder, tuple(shape), dtype)
+        for rows in out.view(-1).split(PIECE) if value else ():
+            rows.fill_(value)
+        return out
+
+
+MEMORY = Storage()
+
+
+def storage_in(folder: str | Path | None) -> Storage:
+    """Files of a folder, or memory where none is named."""
+    return MEMORY if folder is None else Files(folder)
