@@ -107,6 +107,14 @@ def test_train_as_json(run):
     assert said["val_mean"] == pytest.approx(np.mean([r["val"] for r in said["runs"]]))
 
 
+def test_train_without_validation_nodes(run, tmp_path):
+    names = ("indptr", "indices", "x", "y", "train_idx", "val_idx", "test_idx")
+    ring = [np.arange(0, 13, 2), np.arange(12) % 6, np.eye(6), np.arange(6) % 2, [0, 1, 2], np.zeros(0, int), [4, 5]]
+    np.savez(tmp_path / "ring.npz", **dict(zip(names, ring, strict=True)))
+    code, out, err = run("train", "--dataset", tmp_path / "ring.npz", "--epochs", "2", "--sizes", "2", "--json")
+    assert code == 2 and "`val_mask` must name at least one node" in err and out == ""
+
+
 def test_train_for_people(run):
     code, out, _ = run("train", *SMALL)
     assert code == 0 and "120 nodes, 900 edges" in out and "test accuracy" in out

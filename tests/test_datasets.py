@@ -239,6 +239,14 @@ def test_constant_columns_and_empty_rows_stay_finite(tmp_path):
 def test_unlabelled_nodes_may_lie_outside_the_splits(tmp_path):
     path = ring(tmp_path, y=np.array([0, 1, 2, 0, 1, -1]), test_idx=np.array([4]))
     assert load(path).classes == 3
+    path = ring(tmp_path, y=np.array([0, 1, 2, 0, 1, np.nan]), test_idx=np.array([4]))
+    assert load(path).y.tolist() == [0, 1, 2, 0, 1, -1]
+    for none in (-1.0, np.nan):
+        labels = np.array([[0.0, 1], [1, 1], [1, 0], [0, 0], [0, 1], [none, none]])
+        data = load(ring(tmp_path, y=labels, test_idx=np.array([4])))
+        assert data.classes == 2 and data.y[5].tolist() == [-1, -1]
+        with pytest.raises(InputError, match=r"a label for every node of a split, got y\[5\] without one"):
+            load(ring(tmp_path, y=labels))
 
 
 BAD = {

@@ -266,3 +266,11 @@ def test_fit_for_labels_and_metrics(labels, metric):
 def test_fit_wants_a_known_metric():
     with pytest.raises(InputError, match="`metric` must be one of"):
         fit(SimpleNamespace(metric="loss"))
+
+
+def test_without_validation_nodes_no_epoch_is_the_best():
+    """The first epoch's score was reported, as the score of no nodes is 0 in every epoch."""
+    data = toy_data()
+    data.val_mask = torch.zeros_like(data.val_mask)
+    with pytest.raises(InputError, match="`val_mask` must name at least one node, which decides the best epoch"):
+        fit(data, epochs=2)

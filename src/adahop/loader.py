@@ -1,10 +1,12 @@
-"""Loader: seeds -> blocks -> PyG Data, with a prefetch thread that keeps the feedback's delay exact."""
+"""Loaders: seeds -> sample -> view. One prefetch and one state for every kind of batch."""
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +18,195 @@ from adahop.ops import get_threads
 from adahop.samplers import Sampler
 from adahop.samplers.ahead import Ahead
 
+Drawn = TypeVar("Drawn")  # what a sampler gives for the seeds of a batch
+STATE = ("taken", "ahead", "pending")
 
-class Loader:
-    """Batches for one epoch an iteration: `x` of all nodes, `y` of the seeds, `blocks`, `n_id` (seeds first), `e_id`.
+
+class Made(NamedTuple, Generic[Drawn]):
+    """A batch with what it was made from."""
+
+    seeds: Tensor
+    drawn: Drawn
+    batch: Data
+
+
+class Epoch(Generic[Drawn]):
+    """One pass over the seeds: its number, how many batches were taken, and those that were drawn ahead."""
+
+    def __init__(self, number: int, taken: int = 0):
+        self.number, self.taken, self.waiting = number, taken, []  # type: int, int, list[Future[Made[Drawn]]]
+
+
+class Batches(Generic[Drawn]):
+    """What all loaders share. A kind of loader says which seeds an epoch has, what is drawn for them, and its view.
+
+    `seeds(epoch)` are the seeds of an epoch, one tensor per batch; `sample(sampler, seeds)` draws for them; `view`
+    makes the batch. These two may run in another thread. `give` and `back` run in the caller's, around each batch.
+
+    prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws d batches ahead in a
+    thread; updates are then applied exactly d batches late, so that runs with equal seeds stay equal. A sampler that
+    does not learn draws in up to d threads, one batch each. Either way the batches are the same.
+    """
+
+    def __init__(self, sampler: Sampler, batch_size: int, prefetch: int, pin: bool):
+        self.sampler = sampler
+        self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
+        if any(True for _ in sampler.parameters()):
+            self.prefetch = 0  # a sampler trained by the optimizer must not be read while it is written
+        self.pin = pin and torch.cuda.is_available() and sampler.graph.device.type == "cpu"
+        self._epoch: Epoch[Drawn] | None = None  # the one that began last, until it ends
+        self._resumed: dict[str, Any] | None = None
+        self._deferring: weakref.WeakSet[Epoch[Drawn]] = weakref.WeakSet()  # epochs that draw ahead of updates
+
+    # --- the steps of a kind of loader --------------------------------------------------------------------------------
+
+    def seeds_of(self, number: int) -> Iterator[Tensor]:
+        """The seeds of an epoch by its number, one tensor per batch."""
+        raise NotImplementedError
+
+    def sample(self, sampler: Sampler, seeds: Tensor) -> Drawn:
+        """What the sampler, this loader's or one that draws alike, gives for a batch's seeds."""
+        raise NotImplementedError
+
+    def view(self, seeds: Tensor, drawn: Drawn) -> Data:
+        """The batch that a user gets."""
+        raise NotImplementedError
+
+    def give(self, made: Made[Drawn]) -> Data:
+        """The last step, just before a batch is handed out."""
+        return made.batch
+
+    def back(self, done: bool) -> None:
+        """The caller asks for the next batch, or (not `done`) leaves the loop."""
+
+    def pack(self, made: Made[Drawn]) -> Any:
+        """Plain tuples and tensors, for a checkpoint."""
+        raise NotImplementedError
+
+    def unpack(self, plain: Any) -> Made[Drawn]:
+        raise NotImplementedError
+
+    # --- an epoch -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Data]:
+        epoch, state = self._begin()
+        try:
+            seeds = self._seeds(epoch, len(state.get("ahead", ())))
+            epoch.waiting = [_done(self.unpack(plain)) for plain in state.get("ahead", ())]
+            if self.prefetch == 0:
+                for part in seeds:
+                    yield from self._pass(epoch, self.make(self.sampler, part))
+            else:
+                yield from self._threaded(epoch, seeds, state.get("pending", ()))
+        finally:
+            if self._epoch is epoch:
+                self._epoch = None
+
+    def _begin(self) -> tuple[Epoch[Drawn], dict[str, Any]]:
+        state, self._resumed = self._resumed or {}, None
+        number = int(self.sampler.epochs)
+        epoch: Epoch[Drawn] = Epoch(state.get("epoch", number - 1) if state else number, state.get("taken", 0))
+        self._epoch = epoch
+        return epoch, state
+
+    def _seeds(self, epoch: Epoch[Drawn], ahead: int = 0) -> Iterator[Tensor]:
+        """The epoch's seeds, from the first that was neither taken nor drawn ahead."""
+        seeds = self.seeds_of(epoch.number)
+        for _ in range(epoch.taken + ahead):
+            next(seeds, None)
+        return seeds
+
+    def make(self, sampler: Sampler, seeds: Tensor) -> Made[Drawn]:
+        return self.made(seeds, self.sample(sampler, seeds))
+
+    def made(self, seeds: Tensor, drawn: Drawn) -> Made[Drawn]:
+        batch = self.view(seeds, drawn)
+        return Made(seeds, drawn, batch.pin_memory() if self.pin else batch)
+
+    def _pass(self, epoch: Epoch[Drawn], made: Made[Drawn]) -> Iterator[Data]:
+        epoch.taken += 1
+        try:
+            yield self.give(made)
+        except GeneratorExit:
+            if not sys.is_finalizing():  # nothing is left that could learn
+                self.back(done=False)
+            raise
+        self.back(done=True)
+
+    def _threaded(self, epoch: Epoch[Drawn], seeds: Iterator[Tensor], pending: Any) -> Iterator[Data]:
+        workers = min(self.prefetch, get_threads())
+        if self.sampler.apart and workers > 1:
+            ahead = Ahead(self.sampler, workers, self.make)
+            try:
+                yield from self._hand_out(epoch, seeds, ahead.submit)
+            finally:
+                ahead.shutdown()
+            return
+        self.sampler.defer(True)
+        self._deferring.add(epoch)
+        for blocks, energy in pending:
+            self.sampler.update(blocks, energy)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
+        try:
+            yield from self._hand_out(
+                epoch, seeds, lambda part: pool.submit(self._learn_then_make, self.sampler.release(), part)
+            )
+        finally:
+            pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
+            self._deferring.discard(epoch)
+            if not self._deferring:
+                self.sampler.defer(False)
+
+    def _learn_then_make(self, learn: Callable[[], None], seeds: Tensor) -> Made[Drawn]:
+        learn()
+        return self.make(self.sampler, seeds)
+
+    def _hand_out(
+        self, epoch: Epoch[Drawn], seeds: Iterator[Tensor], submit: Callable[[Tensor], Future[Made[Drawn]]]
+    ) -> Iterator[Data]:
+        waiting = epoch.waiting
+        for part in seeds:
+            waiting.append(submit(part))
+            if len(waiting) > self.prefetch:
+                yield from self._pass(epoch, waiting.pop(0).result())
+        while waiting:
+            yield from self._pass(epoch, waiting.pop(0).result())
+
+    # --- its state ----------------------------------------------------------------------------------------------------
+
+    def position(self) -> dict[str, Any]:
+        """Where the epoch stands: batches taken, those drawn ahead, updates that wait. The sampler's state is apart.
+
+        What is being drawn ahead is waited for, so take the sampler's state after this one.
+        """
+        epoch = self._epoch
+        taken = 0 if epoch is None else epoch.taken
+        ahead = [self.pack(f.result()) for f in epoch.waiting] if epoch is not None and taken else []
+        pending = [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()]
+        return {"taken": taken, "ahead": ahead, "pending": pending}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from a `position`; load the sampler's state first."""
+        device = self.sampler.graph.device
+        pending = [(as_blocks(blocks, device), [e.to(device) for e in energy]) for blocks, energy in state["pending"]]
+        self._epoch, self._resumed = None, {**state, "pending": pending} if state["taken"] else None
+        for blocks, energy in () if self._resumed else pending:
+            self.sampler.update(blocks, energy)
+
+
+class Table(Protocol):
+    """Rows to look up; a tensor, or something that keeps them elsewhere."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, ids: Tensor) -> Tensor: ...
+
+
+class Loader(Batches[list[Block]]):
+    """Batches for one epoch per iteration: `x` of all nodes, `y` of the seeds, `blocks`, `n_id` (seeds first), `e_id`.
 
     prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws in a thread, d batches
-    ahead; updates are then applied exactly d batches late, so runs with equal seeds stay equal. Who does not learn
-    draws in as many threads as there are, up to d, a batch each.
+    ahead; updates are then applied exactly d batches late, so runs with equal seeds stay equal. A sampler that does not
+    learn draws in as many threads as there are, up to d, one batch each.
     lean=True leaves out what only PyG's layers need: the joined edges, and a copy of the rows of x, which adahop's own
     models read where they lie. pin=True puts batches into pinned memory where there is a GPU to send them to.
 
@@ -35,7 +219,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Any,
+        data: object,
         sampler: Sampler,
         nodes: Any = None,
         batch_size: int = 256,
@@ -47,117 +231,59 @@ class Loader:
         if not isinstance(sampler, Sampler):
             raise KindError(f"`sampler` must be a sampler of adahop, got {type(sampler).__name__}")
         n = sampler.graph.num_nodes
-        self.x, self.y = getattr(data, "x", None), getattr(data, "y", None)
+        self.x: Table | None = getattr(data, "x", None)
+        self.y: Table | None = getattr(data, "y", None)
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
-        self.sampler, self.shuffle, self.lean = sampler, flag(shuffle, "shuffle"), flag(lean, "lean")
-        self.pin = flag(pin, "pin") and torch.cuda.is_available() and sampler.graph.device.type == "cpu"
+        self.shuffle, self.lean = flag(shuffle, "shuffle"), flag(lean, "lean")
         self.share: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # a process's part of them
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
-        self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
-        if any(True for _ in sampler.parameters()):
-            self.prefetch = 0  # a sampler trained by the optimizer must not be read while it is written
-        self._taken, self._waiting = 0, []  # type: int, list[Future[Data]]
-        self._resumed: dict[str, Any] | None = None
+        super().__init__(sampler, batch_size, prefetch, flag(pin, "pin"))
 
     def __len__(self) -> int:
         return self.sampler.batches(self.nodes, self.batch_size)
 
-    def __iter__(self) -> Iterator[Data]:
-        state, self._resumed = self._resumed or {"taken": 0, "ahead": [], "pending": []}, None
-        seeds = self._seeds(state)
-        self._taken, self._waiting = state["taken"], [_done(self.batch(blocks)) for blocks in state["ahead"]]
-        try:
-            if self.prefetch == 0:
-                for part in seeds:
-                    yield self._pass(self.batch(self.sampler.sample(part)))
-            else:
-                yield from self._threaded(seeds, state["pending"])
-        finally:
-            self._taken, self._waiting = 0, []
-
     def seeds(self) -> Iterator[Tensor]:
         """The epoch's seeds alone, for steps that draw by themselves; goes on from a state as batches do."""
-        state, self._resumed = self._resumed or {"taken": 0, "ahead": []}, None
-        self._taken = state["taken"]
+        epoch, _ = self._begin()
         try:
-            for part in self._seeds(state):
-                self._taken += 1
+            for part in self._seeds(epoch):
+                epoch.taken += 1
                 yield part
         finally:
-            self._taken = 0
+            if self._epoch is epoch:
+                self._epoch = None
 
-    def _seeds(self, state: dict[str, Any]) -> Iterator[Tensor]:
-        """The epoch's seeds, from the first that was not drawn yet."""
-        past = state["taken"] + len(state["ahead"])
-        if past:
-            self.sampler.epochs -= 1  # the same epoch again
-        seeds = self.share(self.sampler.epoch(self.nodes, self.batch_size, self.shuffle))
-        for _ in range(past):
-            next(seeds, None)
-        return seeds
+    def seeds_of(self, number: int) -> Iterator[Tensor]:
+        self.sampler.epochs.fill_(number)
+        return self.share(self.sampler.epoch(self.nodes, self.batch_size, self.shuffle))
 
-    def _threaded(self, seeds: Iterator[Tensor], pending: list[Any]) -> Iterator[Data]:
-        workers = min(self.prefetch, get_threads())
-        if self.sampler.apart and workers > 1:
-            yield from self._side_by_side(seeds, workers)
-            return
-        self.sampler.defer(True)
-        for blocks, energy in pending:
-            self.sampler.update(blocks, energy)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
-        try:
-            yield from self._ahead(seeds, pool)
-        finally:
-            pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
-            self.sampler.defer(False)
+    def sample(self, sampler: Sampler, seeds: Tensor) -> list[Block]:
+        return sampler.sample(seeds)
 
-    def _side_by_side(self, seeds: Iterator[Tensor], workers: int) -> Iterator[Data]:
-        """Nobody learns, so that threads can draw a batch each."""
-        ahead = Ahead(self.sampler, workers, self.batch)
-        try:
-            yield from self._hand_out(seeds, ahead.submit)
-        finally:
-            ahead.shutdown()
+    def view(self, seeds: Tensor, drawn: list[Block]) -> Data:
+        return self.batch(drawn)
 
-    def _ahead(self, seeds: Iterator[Tensor], pool: ThreadPoolExecutor) -> Iterator[Data]:
-        return self._hand_out(seeds, lambda part: pool.submit(self._learn_then_draw, self.sampler.release(), part))
+    def pack(self, made: Made[list[Block]]) -> Any:
+        return [tuple(b) for b in made.drawn]
 
-    def _hand_out(self, seeds: Iterator[Tensor], submit: Callable[[Tensor], Future[Data]]) -> Iterator[Data]:
-        waiting = self._waiting
-        for part in seeds:
-            waiting.append(submit(part))
-            if len(waiting) > self.prefetch:
-                yield self._pass(waiting.pop(0).result())
-        while waiting:
-            yield self._pass(waiting.pop(0).result())
-
-    def _pass(self, batch: Data) -> Data:
-        self._taken += 1
-        return batch
+    def unpack(self, plain: Any) -> Made[list[Block]]:
+        blocks = as_blocks(plain, self.sampler.graph.device)
+        return self.made(blocks[-1].n_id[: blocks[-1].num_dst], blocks)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands: batches taken, drawn ahead, updates that wait. The sampler's own state is apart.
 
         What is being drawn ahead is waited for, so take the sampler's state after this one.
         """
-        ahead = [[tuple(b) for b in f.result().blocks] for f in self._waiting] if self._taken else []
-        pending = [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()]
-        return {"taken": self._taken, "ahead": ahead, "pending": pending}
+        return self.position()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there; load the sampler's state as well."""
-        if not isinstance(state, dict) or state.keys() != {"taken", "ahead", "pending"}:
+        if not isinstance(state, dict) or state.keys() != set(STATE):
             raise KindError(f"`state` must be the `state_dict` of a Loader, got {type(state).__name__}")
-        device = self.sampler.graph.device
-        ahead = [_blocks(blocks, device) for blocks in state["ahead"]]
-        pending = [(_blocks(blocks, device), [e.to(device) for e in energy]) for blocks, energy in state["pending"]]
-        self._resumed = {"taken": state["taken"], "ahead": ahead, "pending": pending} if state["taken"] else None
-
-    def _learn_then_draw(self, learn: Any, seeds: Tensor) -> Data:
-        learn()
-        return self.batch(self.sampler.sample(seeds))
+        self.go_on(state)
 
     def batch(self, blocks: list[Block]) -> Data:
         """The PyG Data of some blocks. Local ids agree in all of them, so their edges join into one `edge_index`."""
@@ -174,19 +300,21 @@ class Loader:
         weight = self.sampler.loss_weight(blocks)
         if weight is not None:
             parts["loss_weight"] = weight
-        return Data(**parts).pin_memory() if self.pin else Data(**parts)
+        return Data(**parts)
 
 
-def _rows(table: Any, ids: Tensor) -> Tensor:
-    """Some rows, in parallel where it is a tensor; what others keep has an `index_select` of its own."""
-    return table.index_select(0, ids) if hasattr(table, "index_select") else table[ids]
+def _rows(table: Table, ids: Tensor) -> Tensor:
+    """Some rows, in parallel where it is a tensor; other tables may have an `index_select` of their own."""
+    select: Callable[[int, Tensor], Tensor] | None = getattr(table, "index_select", None)
+    return table[ids] if select is None else select(0, ids)
 
 
-def _blocks(plain: list[Any], device: torch.device) -> list[Block]:
+def as_blocks(plain: list[Any], device: torch.device) -> list[Block]:
+    """Blocks that a checkpoint holds as tuples."""
     return [Block._make(t.to(device) if torch.is_tensor(t) else t for t in block) for block in plain]
 
 
-def _done(value: Data) -> Future[Data]:
-    future: Future[Data] = Future()
+def _done(value: Made[Drawn]) -> Future[Made[Drawn]]:
+    future: Future[Made[Drawn]] = Future()
     future.set_result(value)
     return future

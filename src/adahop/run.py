@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from adahop import models
 from adahop.checkpoint import content_hash
+from adahop.checks import InputError
 from adahop.config import Config
 from adahop.distributed import team
 from adahop.features import Features
@@ -122,6 +123,8 @@ class Run:
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
         self.team = team(self.data)
+        if not self.team.total(float(self.data.val_mask.sum()))[0]:
+            raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")
         kind = config.model if self.team.remembers else OTHER
         self.team.allow(config.estimator or METHODS[config.method].on(kind).estimator)
         with on_disk(config.state):

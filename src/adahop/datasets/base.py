@@ -118,20 +118,31 @@ def _masks(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
 
 
 def _labels(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[Tensor, int]:
-    """int64 [N] or float32 [N, C], and the number of outputs; nodes outside every split may be -1."""
+    """int64 [N] or float32 [N, C], and the number of outputs; a node outside every split may be unlabelled, -1 or nan.
+
+    An unlabelled node has -1 afterwards, in every column.
+    """
     y = as_tensor(values, "y")
     y = y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y
     if y.dim() not in (1, 2) or y.shape[0] != n:
         raise InputError(f"`y` must have one row a node, {n} in all, got shape {tuple(y.shape)}")
+    y = torch.where(y.isnan(), -1.0, y) if y.is_floating_point() else y
+    unlabelled = (y < 0) & (y == -1)  # 255 of an unsigned type equals -1
+    unlabelled = unlabelled if y.dim() == 1 else unlabelled.all(1)
+    if bool((unlabelled & used).any()):
+        at = int((unlabelled & used).nonzero()[0])
+        raise InputError(
+            f"`y` must have a label for every node of a split, got y[{at}] without one; leave it out of them"
+        )
     if y.dim() == 2:
-        if not bool(((y == 0) | (y == 1)).all()):
+        if not bool(((y == 0) | (y == 1) | unlabelled[:, None]).all()):
             raise InputError("`y` with more than one column must hold 0 and 1 only, got other numbers")
         return y.float(), y.shape[1]
     if y.is_floating_point() and not bool((y == y.round()).all()):
-        raise InputError("`y` with one column must hold whole numbers, got fractions or nan")
+        raise InputError("`y` with one column must hold whole numbers, got fractions")
     y = y.long()
     classes = int(y.max()) + 1 if classes is None else classes
-    bad = (y >= classes) | (y < -1) | ((y < 0) & used)
+    bad = (y >= classes) | (y < -1)
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
         raise InputError(f"`y` must be in [0, {classes}), got y[{at}] = {int(y[at])}")

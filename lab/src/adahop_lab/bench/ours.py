@@ -53,7 +53,7 @@ def drawing(text: str, own: Sampler) -> Runner:
     if many == 1:
         return Runner(text, lambda seeds: edges(own.sample(seeds)))
     own.sample(torch.zeros(1, dtype=torch.long))  # what is made once is made before threads need it
-    ahead, waiting = Ahead(own, many, edges), deque()  # type: Ahead, deque
+    ahead, waiting = Ahead(own, many, lambda twin, seeds: edges(twin.sample(seeds))), deque()  # type: Ahead, deque
 
     def work(seeds: Tensor) -> int:
         waiting.append(ahead.submit(seeds))
