@@ -15,8 +15,8 @@ from adahop.graph import Graph
 def drop_stale_kernels() -> None:
     """Numba's cache does not notice a change in a file that a kernel's own file imports: drop what is older."""
     ops = Path(importlib.import_module("adahop.ops").__file__).parent
-    newest = max(f.stat().st_mtime for f in ops.glob("*.py"))
-    for kept in ops.glob("__pycache__/*.nb[ci]"):
+    newest = max(f.stat().st_mtime for f in ops.rglob("*.py"))
+    for kept in ops.rglob("__pycache__/*.nb[ci]"):
         if kept.stat().st_mtime < newest:
             kept.unlink(missing_ok=True)
 

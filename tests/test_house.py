@@ -48,7 +48,7 @@ NEVER = {
     "run": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
     "mapped": (*SAMPLERS, *MODELS, *ABOVE),
-    "cli": ("numba", "triton", "adahop.ops.cpu_draw", "adahop.ops.cpu_block"),
+    "cli": ("numba", "triton", *(f"adahop.ops.{part}" for part in ("drawing", "numbering", "summing", "learning"))),
 }  # fmt: skip
 # rooms that also stay out of global random state
 RANDOM_FREE = ("ops", "graph", "block", "draws", "policies", "samplers", "loader")

@@ -12,6 +12,7 @@ from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop.methods import make
 from adahop.ops import labor, threads
+from adahop.ops.drawing import reference
 from adahop.samplers import Labor
 from conftest import block_sum, full_sum, messy_graph, same_blocks
 
@@ -58,7 +59,7 @@ def test_refined_rows_keep_the_variance_of_k_draws(refine):
     src = torch.cat([g.indices[g.first[i] : g.indptr[i + 1]].long() for i in dst])
     for _ in range(refine + 1):
         pi = pi if c is None else pi * torch.zeros_like(pi).scatter_reduce_(0, src, c[row], "amax").clamp(min=1e-9)
-        c = labor._constants(pi[src], row, len(dst), n, 5)
+        c = reference._constants(pi[src], row, len(dst), n, 5)
     p = (c[row] * pi[src]).clamp(max=1)
     total = torch.zeros(len(dst), dtype=torch.double).index_add_(0, row, 1 / p)
     many = n > 5
@@ -71,11 +72,11 @@ def test_refined_rows_keep_the_variance_of_k_draws(refine):
 def test_kernel_equals_reference_and_thread_counts_do_not_matter(refine, k, many_threads):
     g = messy_graph()
     for dst in (torch.arange(60), torch.tensor([3, 3, 59, 7]), torch.tensor([], dtype=torch.long)):
-        args = (g.indptr, g.first, g.indices, dst, k, refine, 12345)
-        want = labor._plain(*args)
+        args = (g.edges, g.rows(dst), k, refine, g.num_nodes, 12345)
+        want = labor.reference(*args)
         for t in (1, 2, 8):
             with threads(t):
-                got = labor.labor(*args)
+                got = labor(*args)
             assert torch.equal(got.ptr, want.ptr) and torch.equal(got.pos, want.pos)
             assert torch.allclose(got.prob, want.prob) and torch.allclose(got.scale, want.scale)
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from adahop.graph import Graph
-from adahop.ops import labor, lanes, random, tree
-from adahop.ops.compiled import bare
+from adahop.ops import labor, random
+from adahop.ops import simd as lanes
+from adahop.ops.learning import tree
+from adahop.ops.simd import bare
 from adahop.policies.arms import Arms
 from conftest import messy_graph, star
 
@@ -75,8 +77,9 @@ def test_labor_at_the_end_of_the_ids(kind):
     col = torch.arange(300) // 100
     g = Graph.from_edge_index(torch.stack([row, col]), num_nodes=90)
     for refine in (0, 2):
-        args = (g.indptr, g.first, g.indices.to(kind), torch.arange(4), 7, refine, 99)
-        got, want = labor.labor(*args), labor._plain(*args)
+        edges = g.edges._replace(indices=g.indices.to(kind))
+        args = (edges, g.rows(torch.arange(4)), 7, refine, g.num_nodes, 99)
+        got, want = labor(*args), labor.reference(*args)
         assert torch.equal(got.ptr, want.ptr) and torch.equal(got.pos, want.pos)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adahop import ops
 from adahop.graph import Graph
 from adahop.methods import METHODS, make
-from adahop.ops import layer as op
 from adahop.samplers import FastGCN, Ladies
 
 NAMES = [name for name, m in METHODS.items() if m.family == "layer-wise"]
@@ -90,12 +90,12 @@ def test_the_kernels_agree_with_the_reference(inner, seeds, monkeypatch):
     g, scratch = graph(), torch.full((24,), -1, dtype=torch.int32)
 
     def run():
-        near = op.near(g.indptr, g.first, g.indices, seeds, inner, scratch)
+        near = ops.near(g.edges, g.rows(seeds), seeds, inner, scratch)
         odds = near.total(torch.arange(near.row.numel()).double())
         prob = torch.linspace(0.1, 1.0, near.nodes.numel())
         scale = torch.where(torch.arange(near.nodes.numel()) % 3 == 0, 0.0, 1 / prob)
-        kept = op.keep(g.indptr, g.first, seeds, near, prob, scale)
-        return [*near, odds, *kept, op.rows_dot(values(24, 5), near.nodes, values(5)[:, 0])]
+        kept = ops.keep(g.edges, g.rows(seeds), near, prob, scale)
+        return [*near, odds, *kept, ops.rows_dot(values(24, 5), near.nodes, values(5)[:, 0])]
 
     fast = run()
     assert bool((scratch == -1).all())

@@ -138,9 +138,8 @@ def test_rewards():
     assert torch.equal(gain["energy"], torch.zeros(3))  # all alike
     reward = 1 / block.weight  # the printed a |h|^2 / q^2 is the energy over a
     assert torch.allclose(gain["paper"], 0.01 * (reward / reward.mean() - 1) / (0.5 * 6), atol=1e-7)
-    own = Exp3M(g, 1, step=0.01, reward=lambda block, energy: energy * torch.tensor([1.0, 2.0, 3.0]))
-    own.update(0, block, energy)
-    assert float(own.log_weight[0, 0]) < 0 == float(own.log_weight[0, 1]) < float(own.log_weight[0, 2])
+    with pytest.raises(InputError, match="reward"):
+        Exp3M(g, 1, reward=lambda block, energy: energy)
 
 
 def test_few_neighbours_are_exact_and_teach_nothing():
@@ -223,13 +222,13 @@ def test_a_million_updates_of_the_largest_reward(reference, monkeypatch):
         monkeypatch.setenv("ADAHOP_REFERENCE", "1")
     # one call a visit; 1,000 rows of one node in a call count as 1,000 visits in order, so 1,000 calls make 10^6
     g = star(8)
-    weight, scratch = torch.ones(8), torch.full((9,), -1, dtype=torch.int32)
+    weight, scratch = torch.ones(8), ops.Scratch()
     rows = 1 if reference else 1000
     dst, ptr = torch.zeros(rows, dtype=torch.long), torch.arange(rows + 1)
     pos = torch.full((rows,), 3)
     gain = torch.ones(rows)  # the largest: gains are clipped to [-1, 1]
     for _ in range(1000):
-        ops.grow(dst, ptr, pos, gain, g.first, g.indptr, weight, None, scratch)
+        ops.grow(ops.Sight(dst, ptr, pos, gain, gain), gain, g.edges, ops.Weights(weight, None), scratch)
     assert torch.isfinite(weight).all() and (weight > 0).all()
     policy = Exp3M(g, 1)
     policy.arms.put(0, weight)
@@ -239,7 +238,8 @@ def test_a_million_updates_of_the_largest_reward(reference, monkeypatch):
         assert float(q.sum()) == pytest.approx(2) and torch.isfinite(q).all() and float(q.min()) >= 2 * 0.1 / 8 - 1e-9
     assert int(weight.argmax()) == 3
     for _ in range(60):  # and it is not deaf afterwards: losses bring it down again
-        ops.grow(dst[:1], ptr[:2], pos[:1], -gain[:1], g.first, g.indptr, weight, None, scratch)
+        one = ops.Sight(dst[:1], ptr[:2], pos[:1], gain[:1], gain[:1])
+        ops.grow(one, -gain[:1], g.edges, ops.Weights(weight, None), scratch)
     assert float(weight.max() / weight.min()) <= math.exp(40) and int(weight.argmin()) == 3
 
 
@@ -248,7 +248,7 @@ def test_kernel_and_reference_update_alike(monkeypatch):
     gen = torch.Generator().manual_seed(0)
     weights = [(torch.randn(g.num_edges, generator=gen) * 6).clamp(-16, 15).exp()]
     weights.append(weights[0].clone())
-    scratch = torch.full((g.num_nodes,), -1, dtype=torch.int32)
+    scratch = ops.Scratch()
     for reference in (False, True):
         if reference:
             monkeypatch.setenv("ADAHOP_REFERENCE", "1")
@@ -257,8 +257,8 @@ def test_kernel_and_reference_update_alike(monkeypatch):
             arm = torch.rand(copies, 12, generator=gen).argsort(1)[:, :3]
             place = arm + 12 * torch.arange(copies)[:, None]
             gain = torch.rand(copies * 3, generator=gen) * 2 - 0.5
-            ops.grow(torch.arange(copies), torch.arange(copies + 1) * 3, place.flatten(), gain, g.first, g.indptr,
-                     weights[reference], None, scratch)  # fmt: skip
+            sight = ops.Sight(torch.arange(copies), torch.arange(copies + 1) * 3, place.flatten(), gain, gain)
+            ops.grow(sight, gain, g.edges, ops.Weights(weights[reference], None), scratch)
     w = [x.view(copies, 12).double() for x in weights]
     w = [x / x.sum(1, keepdim=True) for x in w]
     assert torch.allclose(w[0], w[1], rtol=1e-3, atol=1e-6)
@@ -342,8 +342,13 @@ def test_the_papers_step_keeps_the_theorems_bound():
     assert visits >= math.log(n / k) * n**2 * 0.6 / (k * 0.16)  # the theorem's own condition
     bound = 3 * visits * optimum + 48.4 * math.sqrt(visits * n**4 * math.log(n / k) / k**3)
     final = {}
-    for name, reward in (("mended", "energy"), ("printed", lambda block, energy: energy / n)):
-        policy = Exp3M(g, 1, step="paper", horizon=float(visits), reward=reward)
+
+    class Printed(Exp3M):
+        def _reward(self, block, energy):
+            return energy / n
+
+    for name, kind in (("mended", Exp3M), ("printed", Printed)):
+        policy = kind(g, 1, step="paper", horizon=float(visits))
         total, path = torch.zeros(copies, dtype=torch.double), []
 
         def look(t, policy=policy, total=total, path=path):
@@ -364,7 +369,12 @@ def test_the_printed_step_would_learn_nothing():
     n, k, copies = 50, 10, 20
     g, norm = stars(n, copies, 0.7)
     norm = norm / norm.max()
-    printed = Exp3(g, 1, step="paper", horizon=300.0, reward=lambda block, energy: k * energy / n)
+
+    class Printed(Exp3):
+        def _reward(self, block, energy):
+            return energy / n
+
+    printed = Printed(g, 1, step="paper", horizon=300.0)
     play(printed, "multinomial", g, norm, copies, k, 300)
     assert 0 < float(printed.log_weight.abs().max()) < 0.05
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adahop import Graph
-from adahop.ops.pool import MOST, SMALL, Pool
+from adahop.ops.buffers import MOST, SMALL, Pool
 from adahop.ops.threads import relay
 from adahop.samplers import NeighborSampler
 

@@ -13,8 +13,9 @@ import torch
 from scipy import stats
 
 from adahop import ops
-from adahop.ops import Bound, Odds, random, tree
-from adahop.ops.prefetch import large_pages, prefetch, prefetch_write
+from adahop.ops import Bound, Odds, Sight, large_pages, random
+from adahop.ops.learning import tree
+from adahop.ops.simd import prefetch, prefetch_write
 from adahop.policies import Exp3, Tracked
 from adahop.policies.arms import Arms
 from adahop.samplers import NeighborSampler
@@ -31,7 +32,7 @@ def arms_of(g, spread: float, seed: int = 0) -> Arms:
 
 
 def draw(g, odds, dst, k=K, seed=0, how="multinomial"):
-    return ops.draw(g.indptr, g.first, g.indices, dst, k, how, odds, random.key(seed))
+    return ops.draw(g.edges, g.rows(dst), k, how, odds, random.key(seed))
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.1])
@@ -68,7 +69,7 @@ def test_sums_do_not_drift(n):
     dst, rows = torch.zeros(1000, dtype=torch.long), torch.arange(1001)
     for _ in range(100):  # 10^5 updates, one row after the other
         pos, gain = torch.randint(n, (1000,), generator=rng), torch.rand(1000, generator=rng) * 2 - 1
-        policy.arms.grow(0, dst, rows, pos, gain)
+        policy.arms.grow(0, Sight(dst, rows, pos, gain, gain), gain)
     kept = policy.arms.sums.clone()
     policy.arms.sum_up()
     assert torch.equal(kept, policy.arms.sums) and bool((policy.arms.weight > 0).all())
@@ -88,7 +89,7 @@ def test_one_neighbour_that_outweighs_all_others(n):
 
 def test_layout_holds_every_level():
     g = star(100_000)
-    start, lines = tree.lay_out(g.indptr, g.first)
+    start, lines = tree.lay_out(g.first, g.indptr[1:])
     assert int(start[0]) == 0 and bool((start[1:] == -1).all())
     assert 100_000 / 16 <= lines * 16 <= 100_000 / 14
     state = Exp3(g, 1)
@@ -132,7 +133,7 @@ def test_rejection_draws_what_it_states(spread, weighted):
     node = torch.exp(spread * torch.randn(g.num_nodes, generator=gen))
     edge = (torch.rand(n, generator=gen) + 0.1).repeat(copies) if weighted else None
     bound = Bound(torch.zeros(g.num_nodes), torch.zeros(g.num_nodes, dtype=torch.int16))
-    ops.bound(g.indptr, g.first, g.indices, edge, node, bound)
+    ops.bound(g.edges._replace(weight=edge), node, None, bound)
     d = draw(g, Odds(edge=edge, node=node, eta=eta, bound=bound), torch.arange(copies), torch.tensor([40]))
     x = node[copies:].double() * (1.0 if edge is None else edge[:n].double())
     q = (1 - eta) * x / x.sum() + eta / n
@@ -144,7 +145,7 @@ def test_rejection_draws_what_it_states(spread, weighted):
 def test_rejection_with_nothing_to_go_by_is_even():
     g = star(50)
     bound = Bound(torch.zeros(51), torch.zeros(51, dtype=torch.int16))
-    ops.bound(g.indptr, g.first, g.indices, None, torch.zeros(51), bound)
+    ops.bound(g.edges, torch.zeros(51), None, bound)
     d = draw(g, Odds(node=torch.zeros(51), eta=0.05, bound=bound), torch.zeros(1, dtype=torch.long))
     assert torch.allclose(d.prob, torch.full((5,), 1 / 50)) and len(d.pos) == 5
 

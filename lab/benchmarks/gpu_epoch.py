@@ -26,7 +26,9 @@ from adahop import capture, ops, train
 from adahop.config import Config
 from adahop.graph import Graph
 from adahop.memory import fixed
-from adahop.ops import Odds, gpu, gpu_rows, random
+from adahop.ops import Exp3Rule, Odds, Scratch, Sight, TrackRule, Weights, random
+from adahop.ops.drawing import cuda as drawing
+from adahop.ops.summing import cuda_rows
 from adahop.run import Run
 
 DEV = "cuda"
@@ -90,7 +92,6 @@ def clock(f: Any, n: int = 20) -> float:
 def kernels(graph: Graph) -> dict[str, Any]:
     out: dict[str, Any] = {"copy_TB_s": copy_rate()}
     norm = graph.normalized("row", True)
-    parts = (norm.indptr, norm.first, norm.indices, norm.weight)
     edge = torch.rand(norm.num_edges, device=DEV) + 0.1
     node = torch.rand(norm.num_nodes, device=DEV) + 0.1
     step = torch.zeros((), dtype=torch.long, device=DEV)
@@ -102,20 +103,22 @@ def kernels(graph: Graph) -> dict[str, Any]:
     sizes = {rows: norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long() for rows in (1024, 11_264)}
     tried = {}
     for block, warps in ((512, 1), (512, 2), (512, 4), (1024, 2), (1024, 4)):
-        gpu.BLOCK, gpu.WARPS = block, warps
+        drawing.BLOCK, drawing.WARPS = block, warps
         for rows, dst in sizes.items():
-            ms = clock(lambda: gpu.flat(parts, dst, 10, 1, "multinomial", odds["edge"], stream))  # noqa: B023
+            ms = clock(lambda: ops.padded(norm.edges, norm.rows(dst), dst, 10, 1, "multinomial", odds["edge"], stream))  # noqa: B023
             out[f"draw_edge_{rows}_{block}_{warps}"] = ms
             tried[block, warps] = tried.get((block, warps), 0.0) + ms
-    gpu.BLOCK, gpu.WARPS = min(tried, key=lambda k: tried[k])
-    out["block_and_warps"] = [gpu.BLOCK, gpu.WARPS]
+    drawing.BLOCK, drawing.WARPS = min(tried, key=lambda k: tried[k])
+    out["block_and_warps"] = [drawing.BLOCK, drawing.WARPS]
     for rows, dst in sizes.items():
         for how, name in (("multinomial", "uniform"), ("multinomial", "node"), ("systematic", "edge"),
                           ("systematic", "node"), ("depround", "edge")):  # fmt: skip
-            out[f"{how}_{name}_{rows}"] = clock(lambda: gpu.flat(parts, dst, 10, 1, how, odds[name], stream))  # noqa: B023
+            out[f"{how}_{name}_{rows}"] = clock(
+                lambda: ops.padded(norm.edges, norm.rows(dst), dst, 10, 1, how, odds[name], stream)  # noqa: B023
+            )
     RESULT["draws"] = out
     RESULT["sums"] = part(lambda: sums(norm))
-    RESULT["updates"] = part(lambda: updates(norm, parts, stream))
+    RESULT["updates"] = part(lambda: updates(norm, stream))
     return out
 
 
@@ -137,8 +140,8 @@ def sums(norm: Graph) -> dict[str, Any]:
     coef = torch.rand(rows * k, 1, device=DEV)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(NODES, WIDTH, device=DEV).to(dtype)
-        for name, h in (("padded", gpu.table(x)), ("plain", x)):
-            ms = clock(lambda: gpu.gather_sum(h, src, coef, ptr, n_id))  # noqa: B023
+        for name, h in (("padded", ops.table(x, x)), ("plain", x)):
+            ms = clock(lambda: ops.table_sum(h, src, coef, ptr, n_id))  # noqa: B023
             moved = rows * k * WIDTH * x.element_size() + rows * WIDTH * 4
             out[f"gather_{str(dtype)[6:]}_{name}"] = {
                 "ms": ms,
@@ -149,35 +152,40 @@ def sums(norm: Graph) -> dict[str, Any]:
         h = torch.randn(NODES, 256, device=DEV).to(dtype)
         nodes = torch.randint(NODES, (1024,), device=DEV)
         read = int((norm.indptr[nodes + 1] - norm.indptr[nodes]).sum()) * 256 * h.element_size()
-        ms = clock(lambda: gpu.full_sum(h, norm.indptr, norm.indices, norm.weight, nodes))  # noqa: B023
+        ms = clock(lambda: ops.full_sum(h, norm.edges, nodes))  # noqa: B023
         out[f"full_sum_{str(dtype)[6:]}"] = {"ms": ms, "TB_s": read / ms / 1e9, "share": read / ms / 1e9 / peak}
     h = torch.randn(rows, 1, 256, device=DEV, requires_grad=True)
     src = torch.arange(1024 * k, device=DEV)
     small = torch.arange(1025, device=DEV) * k
-    total = gpu.gather_sum(h, src, coef[: 1024 * k], small)
-    out["hidden_forward"] = clock(lambda: gpu.gather_sum(h, src, coef[: 1024 * k], small))
+    row = torch.arange(1024, device=DEV).repeat_interleave(k)
+    total = ops.gather_sum(h, src, row, coef[: 1024 * k], small)
+    out["hidden_forward"] = clock(lambda: ops.gather_sum(h, src, row, coef[: 1024 * k], small))
     grad, dh = torch.randn_like(total), torch.zeros_like(h)
-    out["hidden_backward"] = clock(lambda: gpu_rows.scatter_sum[(1024, 1)](
+    out["hidden_backward"] = clock(lambda: cuda_rows.scatter_sum[(1024, 1)](
         dh, grad, src, coef, small, 256, 1, 1, RB=4, BF=256, num_warps=1))  # fmt: skip
     return out
 
 
-def updates(norm: Graph, parts: tuple, stream: Any) -> dict[str, Any]:
+def updates(norm: Graph, stream: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     edge, node = torch.ones(norm.num_edges, device=DEV), torch.ones(norm.num_nodes, device=DEV)
     n = norm.num_nodes
     for rows in (1024, 11_264):
         dst = norm.indices[torch.randint(norm.num_edges, (rows,), device=DEV)].long()
-        f = gpu.flat(parts, dst, 10, 1, "multinomial", Odds(edge=edge, eta=0.1), stream)
+        f = ops.padded(norm.edges, norm.rows(dst), dst, 10, 1, "multinomial", Odds(edge=edge, eta=0.1), stream)
         ptr, energy = torch.arange(rows + 1, device=DEV) * 11, torch.rand(rows * 11, device=DEV)
         mean, visits = torch.zeros(n, device=DEV), torch.zeros(n, dtype=torch.int32, device=DEV)
-        out[f"exp3_{rows}"] = clock(lambda: gpu.exp3(
-            dst, ptr, f.pos, f.prob, f.scale, energy, norm.first, norm.indptr, edge, mean, visits, 0.3, True, 0.1,  # noqa: B023
-            False, 11))  # fmt: skip
+        seen, scratch = Sight(dst, ptr, f.pos, f.prob, f.scale, 11), Scratch()
+        rule = Exp3Rule(True, False, 0.3, True, 0.1, 0.0, 0.1)
+        out[f"exp3_{rows}"] = clock(
+            lambda: ops.exp3(seen, energy, norm.edges, Weights(edge, None), mean, visits, rule, scratch)  # noqa: B023
+        )
         src = torch.cat([torch.arange(rows, device=DEV)[:, None],
                          rows + torch.arange(rows * 10, device=DEV).view(rows, 10)], 1).flatten()  # fmt: skip
-        out[f"track_{rows}"] = clock(lambda: gpu.track(
-            f.n_id, rows, src, ptr, f.weight, f.scale, energy, node, visits, mean[:1], 0.2, 256, 50, 11))  # noqa: B023  # fmt: skip
+        ends, state = (f.n_id, src, src), (node, visits.short(), mean[:1])
+        out[f"track_{rows}"] = clock(
+            lambda: ops.track(ends, seen, energy, f.weight, state, TrackRule(0.2, 256, 50), scratch)  # noqa: B023
+        )
     return out
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.checks import InputError, between, count, edge_weights, one_of, whole
-from adahop.ops import Drawn, Odds, reference
+from adahop.ops import Drawn, Edges, Odds, Rows
 
 
 def draw(method: str, weight: Any, ptr: Any, k: int, seed: int = 0, eta: float = 0.0) -> Drawn:
@@ -31,8 +31,9 @@ def draw(method: str, weight: Any, ptr: Any, k: int, seed: int = 0, eta: float =
     ptr, weight = _segments(ptr, weight, eta)
     indices = torch.zeros(weight.numel(), dtype=torch.int32)
     dst = torch.arange(ptr.numel() - 1)
+    edges = Edges(ptr[:-1], ptr[:-1], ptr[1:], indices)
     odds = Odds(edge=weight, eta=eta)
-    return ops.draw(ptr, ptr[:-1].clone(), indices, dst, torch.tensor([k]), method, odds, ops.random.key(seed))
+    return ops.draw(edges, Rows(dst), torch.tensor([k]), method, odds, ops.random.key(seed))
 
 
 def inclusion(weight: Any, ptr: Any, k: int, eta: float = 0.0) -> Tensor:
@@ -49,9 +50,9 @@ def inclusion(weight: Any, ptr: Any, k: int, eta: float = 0.0) -> Tensor:
     chance = possible & (many > k)[row]
     if bool(chance.any()):
         rows = ptr.numel() - 1
-        w, low = reference.odds(chance.nonzero().flatten(), row[chance], rows, row, weight, False, None)
+        w = ops.lifted(weight[chance].double(), row[chance], rows)
         many = torch.full((rows,), float(k), dtype=torch.double)
-        out[chance] = reference.inclusion(torch.maximum(w, low), row[chance], rows, many, eta)
+        out[chance] = ops.inclusion(w, row[chance], rows, many, eta)
     return out
 
 

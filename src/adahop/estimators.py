@@ -35,13 +35,10 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
     "softmax": over the sample as if it were everyone; biased.
     """
     n, row = block.num_dst, block.dst
+    if form != "paper":
+        return ops.softmax(score, row, n, block.scale if form == "self-normalised" else None)
     raw = (score - segment_max(score.detach(), row, n)[row]).exp()
     scale = block.scale.unsqueeze(-1)
-    if form == "softmax":
-        return raw / segment_sum(raw, row, n)[row]
-    if form == "self-normalised":
-        raw = raw * scale
-        return raw / segment_sum(raw, row, n).clamp(min=1e-30)[row]
     own = block.is_self() | (block.scale == 0)
     others = raw.masked_fill(own.unsqueeze(-1), 0.0)
     k = segment_sum((~own).to(raw.dtype), row, n)
@@ -53,19 +50,14 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
 
 def attended(s: Tensor, t: Tensor, block: Block, slope: float, form: str, by_edge: bool = False) -> Tensor:
     """Coefficients from both ends' scores, s a target and t a source (or an edge), through a leaky relu."""
-    kernels = ops.on_gpu(block.scale)
-    if kernels and block.slots and form == "self-normalised":
-        return kernels.attend(s, t, block.src, block.ptr, block.scale, slope, block.slots, by_edge)
+    if form == "self-normalised":
+        return ops.attend(s, t, block.src, block.dst, block.ptr, block.scale, slope, block.slots, by_edge)
     return attention(leaky_relu(s[block.dst] + (t if by_edge else t[block.src]), slope), block, form)
 
 
 def energies(h: Tensor, block: Block, coef: Tensor) -> Tensor:
     """|coef h[src]|^2 of every edge, heads summed."""
-    if (kernels := ops.on_gpu(coef)) and h.dtype == coef.dtype == torch.float32:
-        return kernels.energies(h, block.src, coef)
-    norm = h.detach().square().sum(-1)
-    square = coef.detach().square()
-    return square * norm[block.src] if square.dim() == 1 else (square * norm[block.src]).sum(-1)
+    return ops.energies(h, block.src, coef)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from adahop import ops
 from adahop.block import Block
@@ -16,36 +16,9 @@ from adahop.checks import InputError
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 
 
-class Dot(torch.autograd.Function):
-    """<x_j, v> of every edge's source and row of v; the gradient of v is a weighted sum of the same rows."""
-
-    @staticmethod
-    def forward(ctx, v, features, block, drop):
-        ctx.save_for_backward(block.src, block.n_id, block.ptr)
-        ctx.features, ctx.drop = features, drop
-        kernels = ops.on_gpu(block.scale)
-        return kernels.edge_dot(
-            features.value, block.src, block.n_id, v.detach().float(), block.ptr, drop, features.near
-        )
-
-    @staticmethod
-    def backward(ctx, grad):
-        src, rows, ptr = ctx.saved_tensors
-        f = ctx.features
-        parts = ops.on_gpu(grad).gather_sum(f.value, src, grad, ptr, rows, ctx.drop, f.near)
-        return parts.sum(0), None, None, None
-
-
-def widened(weight: Tensor, h: Tensor) -> Tensor:
-    """W with as many columns as h: on a GPU, h may carry zeros after its own up to a multiple of 64, for products."""
-    extra = h.shape[-1] - weight.shape[-1]
-    round_width = h.shape[-1] % 64 == 0 and 0 < extra < 64 and ops.on_gpu(h) is not None
-    return pad(weight, (0, extra)) if round_width else weight
-
-
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W h + b, see `widened`."""
-    return linear(h, widened(weight, h), bias)
+    """W h + b, where h may be rows of a table that end in zeros."""
+    return linear(h, ops.widened(weight, h), bias)
 
 
 class Features:
@@ -56,23 +29,23 @@ class Features:
     """
 
     def __init__(self, x: Tensor, device: Any, cache: int | None = None, often: Tensor | None = None):
-        kernels = ops.on_gpu(torch.zeros(0, device=device))
-        if kernels is None:
+        here = torch.zeros(0, device=device)
+        if ops.table.form(here) != "cuda":
             raise InputError("`device` must be a CUDA GPU with Triton installed for a table of features")
         self.near: tuple[Tensor, Tensor] | None = None
         self.hits, self.reads = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
         if cache is None:
-            self.value = kernels.table(x.to(device))
+            self.value = ops.table(x.to(device), here)
             self.square = _squares(self.value, device)
             return
-        x = kernels.table(x.cpu())
+        x = ops.table(x.cpu(), here)
         self.value = x if not torch.cuda.is_available() else _pinned(x)
         self.square = _squares(self.value, device)
         order = torch.arange(len(x)) if often is None else often.cpu().argsort(descending=True, stable=True)
         kept = order[:cache]
         place = torch.full((len(x),), -1, dtype=torch.int32)
         place[kept] = torch.arange(kept.numel(), dtype=torch.int32)
-        self.near = kernels.table(self.value[kept].to(device)), place.to(device)
+        self.near = ops.table(self.value[kept].to(device), here), place.to(device)
 
     def drop(self, share: float) -> Drop:
         """A seed for this step's dropout, from torch's own generator on the device."""
@@ -80,7 +53,7 @@ class Features:
 
     def rows(self, n_id: Tensor, drop: Drop = None) -> Tensor:
         """x[n_id] in float32, with columns of zeros up to a width that products like (`mapped` takes them)."""
-        return ops.on_gpu(n_id).rows(self.value, n_id, drop, self.near)
+        return ops.table_rows(self.value, n_id, drop, self.near)
 
     def sum(self, block: Block, coef: Tensor, drop: Drop = None) -> Tensor:
         """[targets, heads, F and zeros]: sum over a target's edges of coef[:, head] * x[source]."""
@@ -88,12 +61,11 @@ class Features:
             read = self.near[1][block.n_id]
             self.hits += (read >= 0).sum()
             self.reads += read.numel()
-        kernels = ops.on_gpu(coef)
-        return kernels.gather_sum(self.value, block.src, coef, block.ptr, block.n_id, drop, self.near, True)
+        return ops.table_sum(self.value, block.src, coef, block.ptr, block.n_id, drop, self.near)
 
     def dot(self, block: Block, v: Tensor, drop: Drop = None) -> Tensor:
         """[M, heads]: <x[source], v[head]>."""
-        return Dot.apply(v, self, block, drop)
+        return ops.table_dot(self.value, block.src, v, block.ptr, block.n_id, drop, self.near)
 
     @torch.no_grad()
     def renew(self, norms: Callable[[Tensor], Tensor]) -> None:
@@ -105,7 +77,7 @@ class Features:
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor) -> Tensor:
         """|coef m[source]|^2 of every edge, heads summed: |x|^2 for |m|^2, or what it was when it was renewed."""
-        return ops.on_gpu(coef).known_energies(self.square, block.n_id, block.src, coef)
+        return ops.known_energies(self.square, block.n_id, block.src, coef)
 
     def per_target(self, block: Block, coef: Tensor) -> Tensor:
         """The sum of the coefficients of each target."""

@@ -24,7 +24,7 @@ from adahop.checks import (
     room_for,
     whole,
 )
-from adahop.ops import large_pages
+from adahop.ops import Edges, Rows, large_pages
 
 
 class Graph:
@@ -144,6 +144,15 @@ class Graph:
     @property
     def device(self) -> torch.device:
         return self.indptr.device
+
+    @property
+    def edges(self) -> Edges:
+        """The stored edges as the operations read them, one row per node."""
+        return Edges(self.indptr[:-1], self.first, self.indptr[1:], self.indices, self.weight, self.eid)
+
+    def rows(self, nodes: Tensor) -> Rows:
+        """The rows of some targets: what is drawn from."""
+        return Rows(nodes)
 
     def degree(self) -> Tensor:
         """In-degree, self-loops and parallel edges counted."""

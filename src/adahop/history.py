@@ -27,6 +27,7 @@ class History(nn.Module):
         count(width, 1, "width")
         if dtype not in (torch.float32, torch.float16):
             raise InputError(f"`dtype` must be float32 or float16, got {dtype}")
+        self.scratch = ops.Scratch()
         self.seen: list[tuple[Tensor, Tensor]] | None = None  # where it is a list, it gets what is pushed
         self.register_buffer("value", storage.zeros(num_nodes, width, dtype=dtype), persistent=False)
 
@@ -38,17 +39,14 @@ class History(nn.Module):
     def push(self, n_id: Tensor, h: Tensor) -> None:
         if h.shape != (n_id.numel(), self.value.shape[1]):
             raise InputError(f"`h` must have shape {(n_id.numel(), self.value.shape[1])}, got {tuple(h.shape)}")
-        if kernels := ops.on_gpu(n_id):
-            kernels.push(self.value, n_id, h.detach())
-        else:
-            self.value[n_id] = h.detach().to(self.value.dtype)
+        ops.push(self.value, n_id, h.detach(), self.scratch)
         if self.seen is not None:
             self.seen.append((n_id, h.detach().to(self.value.dtype)))
 
     @torch.no_grad()
     def sums(self, graph: Graph, nodes: Tensor) -> Tensor:
         """sum over *all* in-neighbours of weight * row, for each of the nodes: O(degree * width) a node."""
-        return ops.full_sum(self.value, graph.indptr, graph.indices, graph.weight, nodes)
+        return ops.full_sum(self.value, graph.edges, nodes)
 
     def _apply(self, fn, recurse: bool = True) -> History:
         kept = self.value.dtype  # .half() and .float() of a model are not meant for its memory

@@ -16,8 +16,7 @@ from adahop.diagnostics.oracle import oracle
 from adahop.diagnostics.truth import Truth
 from adahop.graph import Graph
 from adahop.models import GNN
-from adahop.ops import layer as op
-from adahop.ops import random
+from adahop.ops import Near, random
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.layer import LayerSampler
 from adahop.samplers.subgraph import SubgraphSampler
@@ -28,7 +27,7 @@ NOTHING = 1e-10  # a share of |mu|^2 below which a variance is rounding
 class UniformLayer(LayerSampler):
     """Layer-wise draws that prefer nobody: the yardstick of the layer-wise samplers."""
 
-    def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
+    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         return torch.ones(near.nodes.numel(), dtype=torch.double, device=dst.device)
 
 

@@ -12,7 +12,7 @@ from adahop.checks import InputError, node_ids
 from adahop.diagnostics.frozen import Ears, frozen
 from adahop.graph import Graph
 from adahop.models import GNN
-from adahop.ops import reference, segment_sum
+from adahop.ops import segment_sum, spans
 
 
 class Truth:
@@ -28,7 +28,7 @@ class Truth:
         if nodes.numel() == 0:
             raise InputError("`nodes` must name at least one node, got none")
         self.graph, self.nodes = graph, nodes
-        self.row, self.pos = reference.spans(graph.indptr[nodes], graph.indptr[nodes + 1] - graph.indptr[nodes])
+        self.row, self.pos = spans(graph.indptr[nodes], graph.indptr[nodes + 1] - graph.indptr[nodes])
         self.src = graph.indices[self.pos].long()
         self.true = self.src != nodes[self.row]
         self.remembered = frozenset(int(layer) for layer in model.memories)

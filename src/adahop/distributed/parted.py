@@ -14,7 +14,7 @@ from adahop.distributed.exchange import first_seen
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
 from adahop.distributed.teams import Team
-from adahop.ops import Drawn, random, reference
+from adahop.ops import Drawn, random, relabel, spans
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.base import EPOCH
 
@@ -74,6 +74,7 @@ class PartedSampler(Sampler):
         self.inner, self.shard, self.peers = inner, shard, peers
         self.salt = (peers.rank,)
         self.kept: dict[int, tuple[list[int], list[int], Tensor, Drawn]] = {}
+        self._names = torch.full((shard.num_nodes,), -1, dtype=torch.int32)
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
@@ -119,8 +120,8 @@ class PartedSampler(Sampler):
         start = many.cumsum(0) - many
         count, begin = torch.empty_like(many), torch.empty_like(many)
         count[asked.order], begin[asked.order] = many, start
-        row, place = reference.spans(begin, count)
-        n_id, local = reference.relabel(dst, src[place])
+        row, place = spans(begin, count)
+        n_id, local = relabel(dst, src[place], self._names)
         ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
         e_id, weight, prob, scale = (t[place] for t in (e_id, weight, prob, scale))
         return Block(n_id, dst.numel(), torch.stack([local, row]), e_id, weight, prob, scale, ptr, place)

@@ -12,7 +12,7 @@ from adahop.checks import InputError, count, one_of
 from adahop.graph import Graph
 from adahop.mapped import Folder, read
 from adahop.mapped.graph import save as save_graph
-from adahop.ops import reference
+from adahop.ops import spans
 from adahop.samplers.partition import partition
 
 HOW = ("range", "metis")
@@ -67,7 +67,7 @@ def renumbered(g: Graph, order: Tensor) -> Graph:
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel())
     many = g.degree()[order]
-    _, old = reference.spans(g.indptr[order], many)
+    _, old = spans(g.indptr[order], many)
     indptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
     first = indptr[:-1] + (g.first - g.indptr[:-1])[order]
     eid = old if g.eid is None else g.eid[old]

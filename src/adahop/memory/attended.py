@@ -23,7 +23,7 @@ class Everyone:
 
     def __init__(self, graph: Graph, nodes: Tensor):
         many = graph.indptr[nodes + 1] - graph.indptr[nodes]
-        self.row, place = ops.reference.spans(graph.indptr[nodes], many)
+        self.row, place = ops.spans(graph.indptr[nodes], many)
         self.src, self.rows = graph.indices[place].long(), nodes.numel()
         self.ptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
 

@@ -68,8 +68,7 @@ class FirstLayer(Memory):
 
     def __init__(self, graph: Graph, x: Tensor):
         super().__init__()
-        kernels, sums = ops.on_gpu(x), pre_aggregate(graph, x)
-        self.register_buffer("sums", kernels.table(sums) if kernels else sums, persistent=False)
+        self.register_buffer("sums", ops.table(pre_aggregate(graph, x), x), persistent=False)
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", pre_aggregate(graph, ones, keep=False), persistent=False)
 
@@ -78,8 +77,7 @@ class FirstLayer(Memory):
     ) -> Tensor:
         nodes = block.n_id[: block.num_dst]
         conv.speak(h, block, torch.zeros_like(block.scale))
-        kernels = ops.on_gpu(self.sums)
-        total = drop(kernels.rows(self.sums, nodes) if kernels else self.sums[nodes])
+        total = drop(ops.table_rows(self.sums, nodes))
         if encoder is None:
             return total
         return mapped(total, encoder.weight) + self.weights[nodes] * encoder.bias
@@ -140,7 +138,7 @@ def pre_aggregate(graph: Graph, x: Tensor, keep: bool = True, rows: int = 1 << 1
         return _summed[name]
     out = torch.empty_like(x)
     for nodes in torch.arange(len(x), device=x.device).split(rows):
-        out[nodes] = ops.full_sum(x, graph.indptr, graph.indices, graph.weight, nodes)
+        out[nodes] = ops.full_sum(x, graph.edges, nodes)
     if keep:
         _summed.clear()
         _summed[name] = out

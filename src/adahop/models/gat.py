@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from adahop.block import Block
 from adahop.checks import InputError, count, one_of
 from adahop.estimators import ATTENTION, attended, gather
-from adahop.features import mapped, widened
+from adahop.features import mapped
 from adahop.memory import ATTENDED
 from adahop.models.base import GNN, Conv
+from adahop.ops import widened
 
 
 class GATConv(Conv):

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from adahop.block import Block
 from adahop.checks import one_of
 from adahop.estimators import plain
-from adahop.features import mapped, widened
+from adahop.features import mapped
 from adahop.memory import FIXED
 from adahop.models.base import GNN, Conv
+from adahop.ops import widened
 
 
 class FixedConv(Conv):

@@ -1,7 +1,7 @@
 """Policies: who is likely. One file, one rule; the list is all that the rest of the house knows of them."""
 
 from adahop.policies.attended import Attended
-from adahop.policies.base import Policy, Rows, Static, Uniform
+from adahop.policies.base import Policy, Static, Uniform
 from adahop.policies.exp3 import Exp3, Exp3M
 from adahop.policies.thanos import Thanos, ThanosM
 from adahop.policies.tracked import Tracked
@@ -17,7 +17,6 @@ __all__ = [
     "Exp3",
     "Exp3M",
     "Policy",
-    "Rows",
     "Static",
     "Thanos",
     "ThanosM",

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from adahop import ops
 from adahop.graph import Graph
-from adahop.ops import Odds, Tree, tree
+from adahop.ops import Odds, Scratch, Sight, Tree, Weights
+from adahop.ops.learning import tree
 from adahop.storage import MEMORY, Storage
 
 
@@ -28,12 +29,12 @@ class Arms(nn.Module):
     def __init__(self, graph: Graph, states: int, storage: Storage = MEMORY):
         super().__init__()
         self.graph, self.storage = graph, storage
-        start, lines = tree.lay_out(graph.indptr, graph.first)
+        start, lines = tree.lay_out(graph.edges.first, graph.edges.last)
         self.register_buffer("weight", ops.large_pages(self._room(states)))
         self.register_buffer("start", start, persistent=False)
         sums = storage.zeros(states, lines * tree.WIDE, device=graph.device)
         self.register_buffer("sums", ops.large_pages(sums), persistent=False)
-        self._scratch = storage.full((graph.num_nodes,), -1, torch.int32)
+        self.scratch = Scratch(storage.full)
         self.sum_up()
 
     def _room(self, states: int) -> Tensor:
@@ -42,17 +43,15 @@ class Arms(nn.Module):
         return self.storage.ones(states, (edges // line + 2) * line, device=self.graph.device)[:, :edges]
 
     def odds(self, state: int, eta: float) -> Odds:
-        return Odds(edge=self.weight[state], eta=eta, tree=self.tree(state))
+        weight, sums = self.weights(state)
+        return Odds(edge=weight, eta=eta, tree=sums)
 
-    def tree(self, state: int) -> Tree | None:
-        return Tree(self.start, self.sums[state]) if self.weight.device.type == "cpu" else None
+    def weights(self, state: int) -> Weights:
+        return Weights(self.weight[state], Tree(self.start, self.sums[state]))
 
-    def grow(self, state: int, dst: Tensor, ptr: Tensor, pos: Tensor, gain: Tensor) -> None:
-        """weight *= exp(gain) at some places, grouped by target."""
-        g = self.graph
-        ops.grow(dst, ptr, pos, gain, g.first, g.indptr, self.weight[state], self.tree(state), self._scratch)
-        if not ops.fast(dst):
-            self.sum_up()
+    def grow(self, state: int, sight: Sight, gain: Tensor) -> None:
+        """weight *= exp(gain) at some places, grouped by row."""
+        ops.grow(sight, gain, self.graph.edges, self.weights(state), self.scratch)
 
     def put(self, state: int | slice, weight: Tensor | float) -> None:
         """New weights for all the edges of a state, in the order of the CSR."""
@@ -61,10 +60,9 @@ class Arms(nn.Module):
 
     def sum_up(self) -> None:
         """The sums again from the weights, after these were written from outside."""
-        g = self.graph
-        if self.weight.device.type == "cpu":
-            for s in range(len(self.weight)):
-                tree.build(g.indptr, g.first, self.weight[s], self.start, self.sums[s])
+        edges = self.graph.edges
+        for s in range(len(self.weight)):
+            tree.build(edges.first, edges.last, self.weight[s], Tree(self.start, self.sums[s]))
 
     def _load_from_state_dict(self, *given: Any, **more: Any) -> None:
         super()._load_from_state_dict(*given, **more)

@@ -10,7 +10,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, count
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, reference, segment_max, segment_sum
+from adahop.ops import Drawn, Edges, Odds, Rows, spans
 from adahop.policies.tracked import Tracked
 from adahop.storage import MEMORY, Storage
 
@@ -44,21 +44,20 @@ class Attended(Tracked):
         """The draw over the targets' own edges, laid end to end, with the odds of each pair."""
         g = self.graph
         _, place, chance = self.chances(layer, dst)
-        ptr = torch.cat([dst.new_zeros(1), (g.indptr[dst + 1] - g.indptr[dst]).cumsum(0)])
+        ptr = ops.pointer(g.indptr[dst + 1] - g.indptr[dst])
         after = ptr[:-1] + (g.first[dst] - g.indptr[dst])
-        rows = torch.arange(dst.numel(), device=dst.device)
-        odds = Odds(edge=chance, eta=self.eta)
-        drawn = ops.draw(ptr, after, g.indices[place], rows, k, how, odds, key)
+        edges = Edges(ptr[:-1], after, ptr[1:], g.indices[place])
+        rows = Rows(torch.arange(dst.numel(), device=dst.device))
+        drawn = ops.draw(edges, rows, k, how, Odds(edge=chance, eta=self.eta), key)
         return drawn._replace(pos=place[drawn.pos])
 
     def chances(self, layer: int, dst: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(row, place, odds) of every edge of the targets; the odds are those of its attention times its norm."""
         g = self.graph
-        row, place = reference.spans(g.indptr[dst], g.indptr[dst + 1] - g.indptr[dst])
+        row, place = spans(g.indptr[dst], g.indptr[dst + 1] - g.indptr[dst])
         src = g.indices[place].long()
         score = leaky_relu(self._score(0, layer, dst)[row] + self._score(1, layer, src), self.slope)
-        raw = (score - segment_max(score, row, dst.numel())[row]).exp()
-        share = raw / segment_sum(raw, row, dst.numel())[row]
+        share = ops.softmax(score, row, dst.numel())
         return row, place, share.square().sum(1).sqrt() * self.square[layer][src].sqrt()
 
     def _score(self, end: int, layer: int, node: Tensor) -> Tensor:

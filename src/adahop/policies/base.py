@@ -11,7 +11,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, edge_weights, implied
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, reference, segment_sum
+from adahop.ops import Drawn, Odds, Sight, segment_sum, spans
 from adahop.storage import MEMORY, Storage
 
 
@@ -46,7 +46,7 @@ class Policy(nn.Module):
         """The places drawn for the targets, with this policy's scale."""
         drawn, g = self.places(layer, dst, k, how, key), self.graph
         if drawn is None:
-            drawn = ops.draw(g.indptr, g.first, g.indices, dst, k, how, self.odds_for(layer, how), key)
+            drawn = ops.draw(g.edges, g.rows(dst), k, how, self.odds_for(layer, how), key)
         return self.scaled(dst, drawn)
 
     def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
@@ -60,7 +60,7 @@ class Policy(nn.Module):
         tried: where neighbours agree they are large and the variance is small.)
         """
         g = self.graph
-        row, place = reference.spans(g.first[dst], g.indptr[dst + 1] - g.first[dst])
+        row, place = spans(g.first[dst], g.indptr[dst + 1] - g.first[dst])
         weight = torch.ones(place.numel(), device=dst.device) if g.weight is None else g.weight[place]
         return segment_sum(weight, row, dst.numel())
 
@@ -94,17 +94,6 @@ class Static(Policy):
         return Odds(edge=self.graph.weight if self.weight is None else self.weight, eta=self.eta)
 
 
-class Rows:
-    """What an update needs of a block, a target at a time: who was drawn, how many, with which q (summing to 1)."""
-
-    def __init__(self, block: Block, graph: Graph):
-        self.node = block.n_id[: block.num_dst]
-        self.row = block.dst
-        self.live = block.drawn()
-        self.k = segment_sum(self.live.to(block.scale.dtype), block.dst, block.num_dst)
-        self.n = (graph.indptr[self.node + 1] - graph.first[self.node]).to(block.scale.dtype)
-        self.q = 1.0 / (self.k[block.dst] * block.scale).clamp(min=1e-30)
-
-    def mean(self, value: Tensor) -> Tensor:
-        """Mean of an edge's value over the drawn edges of each target."""
-        return segment_sum(value.masked_fill(~self.live, 0.0), self.row, len(self.node)) / self.k.clamp(min=1.0)
+def sight(block: Block) -> Sight:
+    """What an update is made from: a block's rows, the places drawn for them, and with which chance."""
+    return Sight(block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, block.slots)

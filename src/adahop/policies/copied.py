@@ -39,8 +39,8 @@ class Copied(nn.Module):
         self.sum_up()
 
     def odds(self, layer: int, eta: float) -> Odds:
-        quick = Bound(self.total[layer], self.reach[layer]) if self.node.device.type == "cpu" else None
-        return Odds(edge=self.graph.weight, node=self.node[layer], eta=eta, bound=quick)
+        bound = Bound(self.total[layer], self.reach[layer])
+        return Odds(edge=self.graph.weight, node=self.node[layer], eta=eta, bound=bound)
 
     def learned(self, layer: int, edges: int, square: Tensor) -> None:
         """So many edges taught something; the roots of `square` are copied when it is time."""
@@ -52,10 +52,8 @@ class Copied(nn.Module):
 
     def sum_up(self, layer: int | None = None) -> None:
         """Sums and reaches again from the copy."""
-        g = self.graph
-        if self.node.device.type == "cpu":
-            for i in range(len(self.node)) if layer is None else (layer,):
-                ops.bound(g.indptr, g.first, g.indices, g.weight, self.node[i], Bound(self.total[i], self.reach[i]))
+        for i in range(len(self.node)) if layer is None else (layer,):
+            ops.bound(self.graph.edges, self.node[i], None, Bound(self.total[i], self.reach[i]))
 
     def _load_from_state_dict(self, *given: Any, **more: Any) -> None:
         super()._load_from_state_dict(*given, **more)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -12,12 +9,10 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError, between, flag, one_of
 from adahop.graph import Graph
-from adahop.ops import Odds
+from adahop.ops import Exp3Rule, Odds
 from adahop.policies.arms import Arms
-from adahop.policies.base import Policy, Rows
+from adahop.policies.base import Policy, sight
 from adahop.storage import MEMORY, Storage
-
-Reward = str | Callable[[Block, Tensor], Tensor]
 
 
 class Exp3(Policy):
@@ -46,7 +41,7 @@ class Exp3(Policy):
         layers: int,
         step: str | float = "scale-free",
         eta: float | None = None,
-        reward: Reward = "energy",
+        reward: str = "energy",
         share_layers: bool = False,
         horizon: float | None = None,
         memory: float = 0.1,
@@ -57,8 +52,7 @@ class Exp3(Policy):
             one_of(step, ("scale-free", "paper"), "step")
         else:
             between(step, 0.0, 100.0, "step")
-        if not callable(reward):
-            one_of(reward, ("energy", "paper"), "reward")
+        one_of(reward, ("energy", "paper"), "reward")
         eta = (0.4 if step == "paper" else self.ETA) if eta is None else between(eta, 0.0, 1.0, "eta")
         if eta == 1.0:
             raise InputError("`eta` must be below 1, got 1.0 (for uniform draws choose the uniform policy)")
@@ -88,70 +82,17 @@ class Exp3(Policy):
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         if self.share_layers and layer > 0:
             return
-        if ops.fast(energy):
-            self._update_fast(layer, block, energy)
-            return
-        if self._fused(layer, block, energy):
-            return
-        rows = Rows(block, self.graph)
-        reward = self._reward(block, energy)
-        if self.whole and not callable(self.reward):
-            reward = rows.k[rows.row] * reward
-        gain = self._gain(layer, rows, reward.masked_fill(~rows.live, 0.0))
-        gain = torch.where(rows.live & torch.isfinite(gain), gain.clamp(-1.0, 1.0), torch.zeros_like(gain))
-        self.arms.grow(layer, rows.node, block.ptr, block.pos, gain)
-
-    def _update_fast(self, layer: int, block: Block, energy: Tensor) -> None:
-        """The same in one kernel."""
-        step = -self.STEP if self.step == "scale-free" else 0.0 if isinstance(self.step, str) else float(self.step)
-        whole = self.whole and not callable(self.reward)
-        rule = (whole, self.step == "paper", step, self.eta, self.horizon or 0.0, self.memory)
-        reward, g, arms = self._reward(block, energy).float().contiguous(), self.graph, self.arms
+        paper, root = self.step == "paper", self.step == "scale-free"
+        step = self.STEP if root else 0.0 if isinstance(self.step, str) else float(self.step)
+        rule = Exp3Rule(self.whole, paper, step, root, float(self.eta), float(self.horizon or 0.0), float(self.memory))
         ops.exp3(
-            block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, reward, g.first, g.indptr,
-            self.mean[layer], self.visits[layer], rule, arms.weight[layer], arms.tree(layer), arms._scratch,
+            sight(block), self._reward(block, energy), self.graph.edges, self.arms.weights(layer), self.mean[layer],
+            self.visits[layer], rule, self.arms.scratch,
         )  # fmt: skip
-
-    def _fused(self, layer: int, block: Block, energy: Tensor) -> bool:
-        """On a GPU, and with the rule's own step and reward, the update is one kernel."""
-        kernels = ops.on_gpu(block.pos)
-        if kernels is None or self.step == "paper" or self.reward != "energy" or block.num_edges == 0:
-            return False
-        root = self.step == "scale-free"
-        kernels.exp3(
-            block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, energy.contiguous(),
-            self.graph.first, self.graph.indptr, self.arms.weight[layer], self.mean[layer], self.visits[layer],
-            self.STEP if root else float(self.step), root, self.memory, not self.whole,
-            block.slots or int(block.ptr.diff().max()),
-        )  # fmt: skip
-        return True
 
     def _reward(self, block: Block, energy: Tensor) -> Tensor:
         """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `whole`) as `scale` is 1 / (k q)."""
-        return self.reward(block, energy) if callable(self.reward) else energy
-
-    def _gain(self, layer: int, rows: Rows, reward: Tensor) -> Tensor:
-        node, chance = rows.node, rows.k > 0
-        visits = self.visits[layer, node] + chance.int()
-        self.visits[layer, node] = visits
-        times = visits.clamp(min=1).float()
-        k, n = rows.k[rows.row], rows.n[rows.row]
-        if self.step == "paper":
-            horizon = times if self.horizon is None else torch.full_like(times, self.horizon)
-            log = (rows.n / rows.k.clamp(min=1.0)).log().clamp(min=0.0)
-            delta = ((1 - self.eta) * self.eta**4 * rows.k**5 * log / (horizon * rows.n.clamp(min=1.0) ** 4)).sqrt()
-            return delta[rows.row] * self._estimate(reward, rows)
-        rate = (1.0 / times).clamp(min=self.memory)
-        old = self.mean[layer, node]
-        mean = torch.where(chance, old + rate * (rows.mean(reward) - old), old)
-        self.mean[layer, node] = torch.where(torch.isfinite(mean), mean, old)
-        mean = torch.where(torch.isfinite(mean), mean, math.nan)  # and nothing is gained in such a row
-        step = self.STEP * k.sqrt() if self.step == "scale-free" else float(self.step)
-        return step * (reward / mean.clamp(min=1e-38)[rows.row] - 1.0) / (k * rows.q * n)
-
-    def _estimate(self, reward: Tensor, rows: Rows) -> Tensor:
-        """The unbiased estimate of an arm's reward: r / q for each of the k draws, averaged."""
-        return reward / (rows.k[rows.row] * rows.q)
+        return energy
 
 
 class Exp3M(Exp3):

@@ -10,7 +10,7 @@ from adahop.checks import between, count
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, segment_sum
 from adahop.policies.arms import Arms
-from adahop.policies.base import Policy
+from adahop.policies.base import Policy, sight
 from adahop.storage import MEMORY, Storage
 
 
@@ -83,7 +83,7 @@ class Thanos(Policy):
         often = block.prob if self.subset else block.prob * k[row]
         gain = self.step * (reward - mean[row]) / size[row].clamp(min=1e-38) / (often * n[row]).clamp(min=1e-30)
         gain = torch.where(live & torch.isfinite(gain), gain.clamp(-1.0, 1.0), 0.0)
-        self.arms.grow(layer, node, block.ptr, block.pos, gain)
+        self.arms.grow(layer, sight(block), gain)
 
     def _drawn(self, dst: Tensor, ptr: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(target of each place, neighbours and drawn a target, whether the place was left to chance)."""

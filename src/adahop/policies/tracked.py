@@ -9,8 +9,8 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import between
 from adahop.graph import Graph
-from adahop.ops import Odds
-from adahop.policies.base import Policy
+from adahop.ops import Odds, Scratch, TrackRule
+from adahop.policies.base import Policy, sight
 from adahop.policies.copied import Copied
 from adahop.storage import MEMORY, Storage
 
@@ -43,7 +43,7 @@ class Tracked(Policy):
         self.register_buffer("square", storage.ones(layers, n, device=device))
         self.register_buffer("visits", storage.zeros(layers, n, dtype=torch.int16, device=device))
         self.register_buffer("level", torch.zeros(layers, device=device))  # 0: nothing seen yet
-        self.copied = Copied(graph, layers, storage)
+        self.copied, self.scratch = Copied(graph, layers, storage), Scratch(storage.full)
 
     @property
     def root(self) -> Tensor:
@@ -55,45 +55,13 @@ class Tracked(Policy):
 
     def odds_for(self, layer: int, how: str) -> Odds:
         """On the CPU, draws with replacement go by a copy of a while ago, without a scan; the others see today's."""
-        quick = how == "multinomial" and self.eta > 0 and self.square.device.type == "cpu"
-        return self.copied.odds(layer, self.eta) if quick else self.odds(layer)
+        copied = ops.rejects(self.square, how, self.eta)
+        return self.copied.odds(layer, self.eta) if copied else self.odds(layer)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
-        if (kernels := ops.on_gpu(block.pos)) is not None:
-            slots = block.slots or (int(block.ptr.diff().max()) if block.num_edges else 1)
-            kernels.track(
-                block.n_id, block.num_dst, block.src, block.ptr, block.weight, block.scale, energy.contiguous(),
-                self.square[layer], self.visits[layer], self.level[layer], self.memory, LEVEL, MOST, slots,
-            )  # fmt: skip
-            return
-        if ops.fast(energy):
-            rule = (self.memory, LEVEL, MOST)
-            if ops.track(
-                block.n_id, block.num_dst, block.src, block.dst, block.weight, block.scale, energy.float().contiguous(),
-                self.square[layer], self.visits[layer], self.level[layer : layer + 1], rule,
-            ):  # fmt: skip
-                self.copied.learned(layer, block.num_edges, self.square[layer])
-            return
-        factor = block.weight * block.scale
-        true = ~block.is_self() & (factor > 0) & torch.isfinite(energy)  # an edge without weight says nothing
-        seen = energy[true] / factor[true].square().clamp(min=1e-30)
-        times = ops.segment_sum(torch.ones_like(seen), block.src[true], block.num_src)
-        here = times > 0
-        mean = (ops.segment_sum(seen, block.src[true], block.num_src) / times.clamp(min=1.0))[here]
-        if mean.numel() == 0:
-            return
-        node, level = block.n_id[here], self._level(layer, mean)
-        visits = (self.visits[layer, node] + 1).clamp(max=MOST)
-        rate = (1.0 / (visits + 1)).clamp(min=self.memory)
-        old = self.square[layer, node]
-        new = torch.where(level > 0, old + rate * (mean / level.clamp(min=1e-38) - old), old)
-        self.visits[layer, node], self.square[layer, node] = visits, new
-        self.copied.learned(layer, block.num_edges, self.square[layer])
-
-    def _level(self, layer: int, mean: Tensor) -> Tensor:
-        """The mean |m|^2 of the nodes seen today, averaged with the days before where they are few."""
-        old, now = self.level[layer], mean.mean()
-        level = torch.where(old > 0, old + mean.numel() / (mean.numel() + LEVEL) * (now - old), now)
-        self.level[layer] = level
-        return level
+        state = self.square[layer], self.visits[layer], self.level[layer : layer + 1]
+        rule = TrackRule(self.memory, LEVEL, MOST)
+        edges = block.n_id, block.src, block.dst
+        if ops.track(edges, sight(block), energy, block.weight, state, rule, self.scratch):
+            self.copied.learned(layer, block.num_edges, self.square[layer])

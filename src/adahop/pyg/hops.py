@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from adahop.block import Block, expand
 from adahop.graph import Graph
-from adahop.ops.subgraph import induced
+from adahop.ops import induced
 from adahop.samplers import NeighborSampler
 
 SUBGRAPHS = ("directional", "bidirectional", "induced")
@@ -134,7 +134,7 @@ def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
     """The same nodes with edges both ways, or with all edges among them; no sum is estimated, so every scale is 1."""
     g = sampler.graph
     if subgraph == "induced":
-        ptr, pos, src = induced(g.indptr, g.indices, hops.n_id, sampler._scratch)
+        ptr, pos, src = induced(g.edges, hops.n_id, hops.n_id, sampler._scratch)
         edge_index = torch.stack([src, expand(ptr, pos.numel())])
         e_id = pos if g.eid is None else g.eid[pos].long()
     else:

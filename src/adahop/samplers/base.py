@@ -153,8 +153,7 @@ class Sampler(nn.Module):
 
     def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""
-        g = self.graph
-        return as_block(dst, ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch), drawn)
+        return as_block(dst, ops.number(dst, drawn, self.graph.edges, None, self._scratch, None), drawn)
 
     # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
 
@@ -180,9 +179,9 @@ class Sampler(nn.Module):
         return self
 
 
-def as_block(dst: Tensor, hop: ops.Hop, drawn: ops.Drawn) -> Block:
+def as_block(dst: Tensor, found: ops.Numbered, drawn: ops.Drawn) -> Block:
     ptr, pos, prob, scale = drawn
-    return Block(hop.n_id, dst.numel(), hop.edge_index, hop.e_id, hop.weight, prob, scale, ptr, pos)
+    return Block(found.n_id, dst.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
 
 
 def check_sizes(sizes: Any) -> list[int]:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from adahop.block import Block
 from adahop.graph import Graph
-from adahop.ops import layer as op
-from adahop.ops import reference, segment_sum
+from adahop.ops import Near, segment_sum, spans
 from adahop.policies import Exp3M
 from adahop.samplers.layer import LayerSampler
 from adahop.storage import MEMORY, Storage
@@ -47,7 +46,7 @@ class Bliss(LayerSampler):
         super().__init__(graph, sizes, seed, draw, inner, storage)
         self.policy = Exp3M(graph, len(self.sizes), step=step, eta=eta, memory=memory, storage=storage)
 
-    def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
+    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         return near.total(self.votes(layer, near.row, near.place, dst.numel()).square()).sqrt()
 
     def votes(self, layer: int, row: Tensor, place: Tensor, rows: int) -> Tensor:
@@ -64,7 +63,7 @@ class Bliss(LayerSampler):
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
             dst, others = block.n_id[: block.num_dst], ~block.is_self()
             size = g.indptr[dst + 1] - g.first[dst]
-            row, place = reference.spans(g.first[dst], size)
+            row, place = spans(g.first[dst], size)
             at = (size.cumsum(0) - size)[block.dst] + block.pos - g.first[dst][block.dst]
             q = torch.ones_like(block.scale)
             q[others] = self.votes(layer, row, place, dst.numel())[at[others]].to(q.dtype)

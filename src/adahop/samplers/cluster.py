@@ -11,7 +11,7 @@ from torch import Tensor
 from adahop.block import Block
 from adahop.checks import between, count, flag
 from adahop.graph import Graph
-from adahop.ops import random, reference, segment_sum
+from adahop.ops import random, segment_sum, spans
 from adahop.samplers.base import EPOCH
 from adahop.samplers.partition import partition
 from adahop.samplers.subgraph import SubgraphSampler
@@ -68,7 +68,7 @@ class ClusterGCN(SubgraphSampler):
             busy = random.shuffled(busy, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
         for some in busy.split(self.clusters) if busy.numel() else ():
-            yield self.members[reference.spans(self.start[some], self.start[some + 1] - self.start[some])[1]]
+            yield self.members[spans(self.start[some], self.start[some + 1] - self.start[some])[1]]
 
     def batches(self, nodes: Tensor, batch_size: int) -> int:
         return -(-self.part[nodes.to(self.part.device)].unique().numel() // self.clusters)

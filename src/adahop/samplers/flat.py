@@ -28,7 +28,7 @@ class Slots:
     def of(cls, sampler: Any) -> Slots | None:
         """For a sampler with the same fan-out everywhere, on a device whose kernels are there; else None."""
         g = sampler.graph
-        if ops.on_gpu(g.indptr) is None or sampler.budget or sampler.how == "poisson" or g.num_edges == 0:
+        if ops.padded.form(g.indptr) != "cuda" or sampler.budget or sampler.how == "poisson" or g.num_edges == 0:
             return None
         if type(sampler.policy).places is not Policy.places:
             return None  # it draws by itself
@@ -49,10 +49,9 @@ class Slots:
 
     def block(self, sampler: Any, layer: int, dst: Tensor) -> Block:
         g, k = sampler.graph, sampler.sizes[layer]
-        f = ops.on_gpu(dst).flat(
-            (g.indptr, g.first, g.indices, g.weight), dst, k, self.loops, sampler.how, sampler.policy.odds(layer),
-            sampler.stream(layer),
-        )  # fmt: skip
+        f = ops.padded(
+            g.edges, g.rows(dst), dst, k, self.loops, sampler.how, sampler.policy.odds(layer), sampler.stream(layer)
+        )
         edge_index, ptr = self.layout(dst, k)
         scale = f.scale
         if sampler.policy.rescales:

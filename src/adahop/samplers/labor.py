@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from adahop import ops
 from adahop.block import Block
 from adahop.checks import count
 from adahop.graph import Graph
-from adahop.ops.labor import labor
 from adahop.samplers.base import Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -39,7 +39,7 @@ class Labor(Sampler):
     def draw(self, seeds: Tensor) -> list[Block]:
         g, dst, blocks = self.graph, seeds, []
         for layer in reversed(range(len(self.sizes))):
-            drawn = labor(g.indptr, g.first, g.indices, dst, self.sizes[layer], self.refine, self.key(layer))
+            drawn = ops.labor(g.edges, g.rows(dst), self.sizes[layer], self.refine, g.num_nodes, self.key(layer))
             blocks.append(self.block(dst, drawn))
             dst = blocks[-1].n_id
         return blocks[::-1]

@@ -11,8 +11,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, flag, one_of
 from adahop.graph import Graph
-from adahop.ops import layer as op
-from adahop.ops import segment_sum
+from adahop.ops import Near, segment_sum
 from adahop.samplers.base import Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -40,23 +39,23 @@ class LayerSampler(Sampler):
         super().__init__(graph, sizes, seed, storage)
         self.how, self.inner = one_of(draw, ops.DRAWS, "draw"), flag(inner, "inner")
 
-    def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
+    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         raise NotImplementedError
 
-    def near(self, dst: Tensor) -> op.Near:
+    def near(self, dst: Tensor) -> Near:
         """The targets' edges to true neighbours, and the candidates."""
         g = self.graph
-        return op.near(g.indptr, g.first, g.indices, dst, self.inner, self._scratch)
+        return ops.near(g.edges, g.rows(dst), dst, self.inner, self._scratch)
 
-    def chances(self, layer: int, dst: Tensor, near: op.Near) -> tuple[Tensor, Tensor]:
+    def chances(self, layer: int, dst: Tensor, near: Near) -> tuple[Tensor, Tensor]:
         """(prob, scale) of every candidate, scale 0 where it was not drawn."""
-        return op.pick(self.odds(layer, dst, near), self.sizes[layer], self.how, self.key(layer))
+        return ops.pick(self.odds(layer, dst, near), self.sizes[layer], self.how, self.key(layer))
 
     def draw(self, seeds: Tensor) -> list[Block]:
         g, dst, blocks = self.graph, seeds, []
         for layer in reversed(range(len(self.sizes))):
             near = self.near(dst)
-            drawn = op.keep(g.indptr, g.first, dst, near, *self.chances(layer, dst, near))
+            drawn = ops.keep(g.edges, g.rows(dst), near, *self.chances(layer, dst, near))
             blocks.append(self.block(dst, drawn))
             dst = blocks[-1].n_id
         return blocks[::-1]
@@ -98,8 +97,8 @@ class FastGCN(LayerSampler):
         column = segment_sum(square, src, graph.num_nodes)
         self.register_buffer("importance", column.pow(between(power, 0.01, 4.0, "power")), persistent=False)
 
-    def chances(self, layer: int, dst: Tensor, near: op.Near) -> tuple[Tensor, Tensor]:
-        prob, scale = op.pick(self.importance, self.sizes[layer], self.how, self.key(layer))
+    def chances(self, layer: int, dst: Tensor, near: Near) -> tuple[Tensor, Tensor]:
+        prob, scale = ops.pick(self.importance, self.sizes[layer], self.how, self.key(layer))
         return prob[near.nodes], scale[near.nodes]
 
 
@@ -130,5 +129,5 @@ class Ladies(LayerSampler):
         super().__init__(graph, sizes, seed, draw, inner, storage)
         self.power = between(power, 0.01, 4.0, "power")
 
-    def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
+    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         return near.total(self.weight(near.place).square()).pow(self.power)

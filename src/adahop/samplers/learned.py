@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from adahop.block import Block
 from adahop.checks import InputError, KindError, as_tensor, between
 from adahop.graph import Graph
-from adahop.ops import layer as op
+from adahop.ops import Near, rows_dot
 from adahop.samplers.layer import LayerSampler
 from adahop.storage import MEMORY, Storage
 
@@ -65,8 +65,8 @@ class ASGCN(LayerSampler):
         self.w = nn.Parameter(torch.zeros(layers, x.shape[1], device=graph.device))
         self.b = nn.Parameter(torch.full((layers,), 0.5413, device=graph.device))  # softplus(0.5413) = 1
 
-    def odds(self, layer: int, dst: Tensor, near: op.Near) -> Tensor:
-        dot = op.rows_dot(self.features, near.nodes, self.w[layer])
+    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
+        dot = rows_dot(self.features, near.nodes, self.w[layer])
         return near.total(self.weight(near.place)) * self.score(layer, dot)
 
     def score(self, layer: int, dot: Tensor) -> Tensor:

@@ -91,11 +91,9 @@ class NeighborSampler(Sampler):
         g, policy, key = self.graph, self.policy, self.key(layer)
         drawn = policy.places(layer, dst, k, self.how, key)
         if drawn is None:
-            hop = ops.hop(g.indptr, g.first, g.indices, g.eid, g.weight, dst, k, self.how,
-                          policy.odds_for(layer, self.how), key, self._scratch, known)  # fmt: skip
-        else:
-            hop = ops.join(dst, drawn, g.indices, g.eid, g.weight, self._scratch, known)
-        return as_block(dst, hop, policy.scaled(dst, hop.drawn))
+            drawn = ops.plan(g.edges, g.rows(dst), k, self.how, policy.odds_for(layer, self.how), key)
+        found = ops.number(dst, drawn, g.edges, None, self._scratch, known)
+        return as_block(dst, found, policy.scaled(dst, drawn.drawn if isinstance(drawn, ops.Plan) else drawn))
 
     def many(self, layer: int, dst: Tensor, weighs: Tensor | None) -> Tensor:
         """How many each target draws: one number for all, or a share of the layer's budget each."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from adahop.block import Block, expand
 from adahop.checks import node_ids
 from adahop.graph import Graph
-from adahop.ops.subgraph import induced
+from adahop.ops import induced
 from adahop.samplers.base import Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -39,7 +39,7 @@ class SubgraphSampler(Sampler):
     def induced(self, nodes: Tensor) -> Block:
         """The induced subgraph with the graph's own weights."""
         g = self.graph
-        ptr, pos, src = induced(g.indptr, g.indices, nodes, self._scratch)
+        ptr, pos, src = induced(g.edges, nodes, nodes, self._scratch)
         one = torch.ones(pos.numel(), device=g.device)
         weight = one if g.weight is None else g.weight[pos]
         e_id = pos if g.eid is None else g.eid[pos].long()

@@ -6,9 +6,9 @@ import numba as nb
 import numpy as np
 import torch
 
-from adahop.ops import over
-from adahop.ops.prefetch import large_pages, prefetch
+from adahop.ops import large_pages, over
 from adahop.ops.random import base
+from adahop.ops.simd import prefetch
 from adahop_lab.bench.clock import CLOCKS, quartiles
 
 AHEAD = 32  # lines asked for before the first is read; a power of two

@@ -1,0 +1,53 @@
+"""Which edges of a row are taken, with which probability and scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adahop.ops.drawing import cpu, reference
+from adahop.ops.registry import register
+from adahop.ops.types import Bound, Edges, Odds, Rows
+
+CUDA = "adahop.ops.drawing.cuda"
+SMALLEST = 1e-30  # what cannot be told from zero beside the largest odds still counts as possible
+
+draw = register("draw", reference=reference.draw, cpu=cpu.draw, cuda=f"{CUDA}:draw")
+plan = register("plan", reference=reference.draw, cpu=cpu.plan, cuda=f"{CUDA}:draw")
+padded = register("padded", reference=reference.padded, cuda=f"{CUDA}:padded")
+labor = register("labor", reference=reference.labor, cpu=cpu.labor)
+near = register("near", reference=reference.near, cpu=cpu.near)
+total = register("total", reference=reference.total, cpu=cpu.total)
+keep = register("keep", reference=reference.keep, cpu=cpu.keep)
+inclusion, lifted = reference.inclusion, reference.lifted
+
+
+def pick(odds: Tensor, k: int, how: str, key: int) -> tuple[Tensor, Tensor]:
+    """(prob, scale) of every item after k draws in proportion to the odds; scale 0 where it was not drawn.
+
+    With replacement prob = q and scale = count / (k q), else prob = pi and scale = 1 / pi. No more than k items: all,
+    exactly.
+    """
+    n = odds.numel()
+    if k < 0 or n <= k:
+        one = torch.ones(n, device=odds.device)
+        return one, one.clone()
+    edge = (odds / odds.max().clamp(min=1e-300)).clamp(min=SMALLEST).masked_fill(odds <= 0, 0.0).float()
+    start, end = torch.tensor([[0], [n]], device=odds.device)
+    none = torch.empty(0, dtype=torch.int32, device=odds.device)
+    size = torch.tensor([k], device=odds.device)
+    drawn = draw(Edges(start, start, end, none), Rows(start), size, how, Odds(edge=edge), key)
+    prob, scale = torch.zeros(n, device=odds.device), torch.zeros(n, device=odds.device)
+    prob[drawn.pos] = drawn.prob
+    return prob, scale.index_add_(0, drawn.pos, drawn.scale)  # a node drawn twice is one source of twice the scale
+
+
+def rejects(node: Tensor, how: str, eta: float) -> bool:
+    """Whether draws by one number per source are made by rejection, from a copy with its sums (see `Bound`)."""
+    return how == "multinomial" and eta > 0 and node.is_cpu
+
+
+def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:
+    """The sums and reaches of weight * node[source] of all rows, in one pass over the edges, where draws need them."""
+    if node.is_cpu:
+        cpu.bound(edges, node, shift, out)

@@ -1,0 +1,134 @@
+"""Draws on the CPU: numpy views of the tensors, numba kernels over ranges of rows in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adahop.ops.buffers import empty
+from adahop.ops.drawing import cpu_labor, cpu_reject, cpu_scan, cpu_tree
+from adahop.ops.drawing.reference import SURE
+from adahop.ops.numbering import cpu as numbering
+from adahop.ops.threads import over
+from adahop.ops.types import DRAWS, Bound, Drawn, Edges, Near, Odds, Plan, Rows
+
+NO_PLACES, NO_WEIGHTS = np.empty(0, np.int64), np.empty(0, np.float32)
+Where = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def extents(edges: Edges, rows: Rows) -> Where:
+    """(start, size, begin, loops) per row, see `cpu_scan.extents`."""
+    out = empty((4, rows.row.numel()), np.int64)
+    where = (out[0], out[1], out[2], out[3])
+    clips = (NO_PLACES if t is None else t.numpy() for t in (rows.since, rows.until))
+    stored = (t.numpy() for t in (edges.begin, edges.first, edges.last))
+    cpu_scan.extents(*stored, rows.row.numpy(), *clips, where)  # type: ignore[call-arg]
+    return where
+
+
+def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Plan:
+    n, of, ks = rows.row.numel(), rows.row.numpy(), k.numpy()
+    where, ptr = extents(edges, rows), empty((n + 1,), np.int64)
+    cpu_scan.point(where, ks, ptr)
+    plain = odds.edge is None and odds.node is None and how != "poisson"
+    whole = rows.since is None and rows.until is None  # sums that are kept are those of whole rows
+    work = ptr
+    kernel: Callable = cpu_scan.uniform_rows
+    given: tuple = (of, where, ptr, ks, DRAWS[how], key)
+    if whole and odds.tree is not None and odds.edge is not None and how == "multinomial":
+        tree = tuple(t.numpy() for t in (odds.edge, *odds.tree))
+        kernel, given = cpu_tree.tree_rows, (*given[:4], key, odds.eta, tree)
+    elif whole and odds.bound is not None and odds.eta > 0.0 and how == "multinomial":
+        bound = tuple(t.numpy() for t in odds.bound)
+        kernel, given = cpu_reject.reject_rows, (*given[:4], key, _odds(odds), edges.indices.numpy(), bound)
+    elif not plain:
+        kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.indices.numpy())
+        work = np.concatenate([[0], np.cumsum(where[1] + 16)])
+        if how == "poisson" or odds.eta == 0.0:  # who takes part is known only when the odds are
+            over(cpu_scan.count_rows, n, *given, work=work)
+            np.cumsum(ptr, out=ptr)
+    m = int(ptr[-1])
+    out = empty((m,), np.int64), empty((m,), np.float32), empty((m,), np.float32)
+
+    def fill(lo: int, hi: int) -> None:
+        kernel(lo, hi, *given, out)
+
+    return Plan(Drawn(*map(torch.from_numpy, (ptr, *out))), fill, work)
+
+
+def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Drawn:
+    ready = plan(edges, rows, k, how, odds, key)
+    over(ready.fill, rows.row.numel(), work=ready.work)
+    return ready.drawn
+
+
+def _odds(odds: Odds) -> tuple:
+    """(edge, node, eta, shift) as the kernels take them."""
+    edge, node = (NO_WEIGHTS if t is None else t.numpy() for t in (odds.edge, odds.node))
+    return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy()
+
+
+def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:
+    stored = [t.numpy() for t in (edges.first, edges.last, edges.indices)]
+    given = (NO_WEIGHTS if edges.weight is None else edges.weight.numpy(), node.numpy())
+    move = NO_PLACES if shift is None else shift.numpy()
+    work = np.concatenate([stored[0][:1], stored[1]])
+    over(cpu_reject.sum_up, len(stored[0]), *stored, *given, move, *(t.numpy() for t in out), work=work)
+
+
+def labor(edges: Edges, rows: Rows, k: int, refine: int, nodes: int, key: int) -> Drawn:
+    n, ids = rows.row.numel(), edges.indices.numpy()
+    where, ptr = extents(edges, rows), np.zeros(n + 1, np.int64)
+    start, size, _, loops = where
+    word, many = np.concatenate([[0], np.cumsum(-(-size // cpu_labor.MANY))]), np.empty(n, np.int64)
+    bits, mark, odds = np.empty(int(word[-1]), np.uint64), cpu_labor.mark, (np.empty(0), np.empty(0))
+    if refine:
+        mark, odds = cpu_labor.mark_refined, _refined(ids, start, size, k, refine, nodes)
+    given = (ids, start, size, k, key, word, bits, many, *(odds if refine else ()))
+    over(mark, n, *given, work=(word + np.arange(n + 1)) * 16)
+    np.cumsum(many + loops, out=ptr[1:])
+    out = tuple(np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
+    over(cpu_labor.take, n, ids, where, k, word, bits, ptr, *odds, *out, work=ptr)
+    return Drawn(*map(torch.from_numpy, (ptr, *out)))
+
+
+def _refined(ids, start, size, k: int, refine: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """(pi, room for c). With pi = 1 the constant is k/n, and pi then the largest of them."""
+    c = np.where((k < 0) | (size <= k), SURE, k / np.maximum(size, 1))
+    pi = np.zeros(nodes)
+    cpu_labor.spread(ids, start, size, c, pi)
+    for _ in range(refine - 1):
+        over(cpu_labor.solve, len(c), ids, start, size, k, pi, c, work=np.concatenate([[0], np.cumsum(size + 16)]))
+        most = np.zeros(nodes)
+        cpu_labor.spread(ids, start, size, c, most)
+        pi *= np.where(most > 0, most, 1.0)
+    return pi, c
+
+
+def near(edges: Edges, rows: Rows, targets: Tensor, inner: bool, scratch: Tensor) -> Near:
+    where = extents(edges, rows)
+    ptr = np.concatenate([[0], np.cumsum(where[1])])
+    row, place = np.empty(int(ptr[-1]), np.int64), np.empty(int(ptr[-1]), np.int64)
+    over(cpu_scan.places, len(ptr) - 1, where, ptr, row, place, work=ptr)
+    head, at = targets if inner else targets[:0], torch.from_numpy(place)
+    n_id, local = numbering.relabel(head, edges.indices[at].long(), scratch)
+    return Near(torch.from_numpy(row), at, (local - head.numel()).clamp_(min=-1), n_id[head.numel() :])
+
+
+def total(value: Tensor, local: Tensor, candidates: int) -> Tensor:
+    out = np.zeros(candidates, value.numpy().dtype)
+    cpu_scan.total(value.numpy(), local.numpy(), out)
+    return torch.from_numpy(out)
+
+
+def keep(edges: Edges, rows: Rows, near: Near, prob: Tensor, scale: Tensor) -> Drawn:
+    where = extents(edges, rows)
+    most = int(where[3].sum()) + near.row.numel()
+    out = [np.empty(most, t) for t in (np.int64, np.float32, np.float32)]
+    ptr = np.empty(rows.row.numel() + 1, np.int64)
+    given = [t.numpy() for t in (near.row, near.place, near.local, prob, scale)]
+    m = cpu_scan.keep(where, *given, ptr, *out)  # type: ignore[call-arg]
+    return Drawn(*map(torch.from_numpy, (ptr, *(a[:m].copy() for a in out))))

@@ -1,0 +1,88 @@
+"""Draws on a GPU: the launches of the Triton kernels (interpreted, they run on the CPU's tensors in tests)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.ops.drawing import cuda_slots, cuda_subset
+from adahop.ops.random import Stream
+from adahop.ops.types import Drawn, Edges, Odds, Padded, Rows
+
+BLOCK = 512  # neighbours scanned at a time
+WARPS, MORE = 2, 4  # of a program that scans weights; that looks nodes up, or scans several times
+MOST = 64  # slots of a row: a handful each, not one row with thousands
+
+
+def power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def padded(
+    edges: Edges, rows: Rows, target: Tensor, k: int | Tensor, loops: int, how: str, odds: Odds, key: int | Stream
+) -> Padded:
+    """`loops` + k slots per row, see `cuda_slots`."""
+    if how == "poisson" or edges.indices.numel() == 0:
+        return NotImplemented
+    out = _empty(target, k, loops)
+    if out.rows == 0:
+        return out
+    any_ = edges.begin  # stands where a kernel reads nothing
+    stream = key if isinstance(key, Stream) else Stream(key, any_, 0)
+    clip = rows.since is not None or rows.until is not None
+    since = torch.zeros_like(rows.row) if rows.since is None else rows.since
+    until = torch.full_like(rows.row, edges.indices.numel()) if rows.until is None else rows.until
+    clips = (since, until) if clip else (any_, any_)
+    weight, many = any_ if edges.weight is None else edges.weight, k if isinstance(k, Tensor) else any_
+    rest = (edges.indices, weight, rows.row, target, many, *out[:5], *stream, out.rows)
+    args = (edges.begin, edges.first, edges.last, *clips, *rest)
+    flags: dict[str, Any] = {
+        "K": out.most, "L": loops, "KP": power(max(out.most, 2)), "EACH": isinstance(k, Tensor),
+        "STEPS": isinstance(key, Stream), "WEIGHTED": edges.weight is not None, "CLIP": clip,
+    }  # fmt: skip
+    if odds.edge is None and odds.node is None:
+        tb = max(1, 256 // flags["KP"])
+        grid = (-(-out.rows // tb),)
+        cuda_slots.uniform[grid](*args, **flags, TB=tb, SUBSET=how != "multinomial", num_warps=2)
+        return out
+    more = (*args, *(any_ if t is None else t for t in (odds.edge, odds.node)), odds.eta)
+    more = (*more, any_ if odds.shift is None else odds.shift)
+    flags |= {
+        "BLK": BLOCK, "EDGE": odds.edge is not None, "NODE": odds.node is not None, "SHIFT": odds.shift is not None
+    }  # fmt: skip
+    if how == "multinomial":
+        cuda_slots.multinomial[(out.rows,)](*more, **flags, num_warps=WARPS if odds.node is None else MORE)
+    else:
+        cuda_subset.subset[(out.rows,)](
+            *more, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround", num_warps=MORE
+        )
+    return out
+
+
+def _empty(target: Tensor, k: int | Tensor, loops: int) -> Padded:
+    rows = target.numel()
+    most = k if isinstance(k, int) else int(k.max()) if k.numel() else 0
+    m, device = rows * (loops + most), target.device
+    n_id = torch.empty(rows * (1 + most), dtype=torch.long, device=device)
+    pos = torch.empty(m, dtype=torch.long, device=device)
+    prob, scale, weight = torch.empty(3, m, device=device)
+    return Padded(n_id, pos, prob, scale, weight, rows, loops, most)
+
+
+def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int | Stream) -> Drawn:
+    """The same without empty slots."""
+    if how == "poisson" or edges.indices.numel() == 0 or k.numel() == 0:
+        return NotImplemented
+    if int(k.min()) < 0 or int(k.max()) > MOST:
+        return NotImplemented
+    many = rows.row
+    loops = int((edges.first[many] - edges.begin[many]).max()) if many.numel() else 0
+    size = int(k[0]) if k.numel() == 1 else k.contiguous()
+    f = padded(edges, rows, many, size, loops, how, odds, key)
+    used = f.scale > 0
+    ptr = torch.zeros(f.rows + 1, dtype=torch.long, device=many.device)
+    if used.numel():
+        torch.cumsum(used.view(f.rows, -1).sum(1), 0, out=ptr[1:])
+    return Drawn(ptr, f.pos[used], f.prob[used], f.scale[used])

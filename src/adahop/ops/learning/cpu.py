@@ -1,0 +1,56 @@
+"""What policies learn from a step, on the CPU: numba kernels over ranges of rows in threads."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from adahop.ops.buffers import Scratch
+from adahop.ops.learning import cpu_bandit, cpu_track
+from adahop.ops.learning.reference import Sight, Weights
+from adahop.ops.numbering.cpu import repeated
+from adahop.ops.threads import over
+from adahop.ops.types import Edges, Exp3Rule, TrackRule
+
+
+def grow(sight: Sight, gain: Tensor, edges: Edges, arms: Weights, scratch: Scratch) -> None:
+    times = gain.double().exp()
+    given = [t.numpy() for t in (sight.pos, times, edges.first, edges.last, arms.weight)]
+    _spread(cpu_bandit.grow, scratch, sight, edges, *given, *_sums(arms, edges))
+
+
+def exp3(
+    sight: Sight, reward: Tensor, edges: Edges, arms: Weights, mean: Tensor, visits: Tensor, rule: Exp3Rule,
+    scratch: Scratch,
+) -> None:  # fmt: skip
+    reward = reward.float().contiguous()
+    given = [t.numpy() for t in (sight.pos, sight.prob, sight.scale, reward, edges.first, edges.last, mean, visits)]
+    times = np.empty(reward.numel())
+    state = (arms.weight.numpy(), *_sums(arms, edges))
+    _spread(cpu_bandit.exp3, scratch, sight, edges, *given, tuple(rule), times, *state)
+
+
+def track(
+    sources: tuple[Tensor, Tensor, Tensor], sight: Sight, energy: Tensor, weight: Tensor,
+    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
+) -> bool:  # fmt: skip
+    n_id, src, dst = (t.numpy() for t in sources)
+    total, times = np.zeros(len(n_id)), np.zeros(len(n_id))
+    edges = [t.numpy() for t in (weight, sight.scale, energy.float().contiguous())]
+    cpu_track.see(n_id, sight.row.numel(), src, dst, *edges, total, times)
+    return bool(cpu_track.track(n_id, total, times, *(t.numpy() for t in state), tuple(rule)))
+
+
+def _sums(arms: Weights, edges: Edges) -> tuple[np.ndarray, np.ndarray]:
+    if arms.tree is None:
+        return np.full(edges.first.numel(), -1, np.int32), np.empty(0, np.float32)
+    return arms.tree.start.numpy(), arms.tree.sums.numpy()
+
+
+def _spread(kernel, scratch: Scratch, sight: Sight, edges: Edges, *given) -> None:
+    rows, ptr = sight.row.numpy(), sight.ptr.numpy()
+    marks = scratch.marks(edges.first.numel(), sight.row.device)
+    if repeated(rows, marks.numpy()):  # two entries of one row: one writer, entry after entry
+        kernel(0, len(rows), rows, ptr, 1, *given)
+    else:
+        over(kernel, len(rows), rows, ptr, cpu_bandit.GROUP, *given, work=ptr)

@@ -1,0 +1,34 @@
+"""Sums, maxima and places by segment, in plain torch on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def segment_sum(x: Tensor, row: Tensor, n: int) -> Tensor:
+    return torch.zeros((n, *x.shape[1:]), dtype=x.dtype, device=x.device).index_add_(0, row, x)
+
+
+def segment_max(x: Tensor, row: Tensor, n: int) -> Tensor:
+    low = torch.full((n, *x.shape[1:]), -torch.inf, dtype=x.dtype, device=x.device)
+    index = row.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    return low.scatter_reduce_(0, index, x, "amax")
+
+
+def spans(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """(row, place) of every item of the spans start[i] .. start[i] + length[i]."""
+    row = torch.repeat_interleave(torch.arange(len(start), device=start.device), length)
+    before = length.cumsum(0) - length
+    return row, torch.arange(row.numel(), device=start.device) - before[row] + start[row]
+
+
+def pointer(count: Tensor) -> Tensor:
+    """[n + 1] where each of n segments starts, from how many items each has."""
+    return torch.cat([count.new_zeros(1), count.cumsum(0)])
+
+
+def segment_of(ptr: Tensor, items: int) -> Tensor:
+    """[items] the segment of every item, from the segments' pointer."""
+    rows = torch.arange(ptr.numel() - 1, device=ptr.device)
+    return torch.repeat_interleave(rows, ptr.diff(), output_size=items)

@@ -1,0 +1,18 @@
+"""Sums over edges: gathered rows, whole neighbourhoods, tables; softmax over neighbourhoods; norms of messages."""
+
+from adahop.ops.registry import register
+from adahop.ops.summing import cpu, reference
+
+CUDA = "adahop.ops.summing.cuda"
+gather_sum = register("gather_sum", reference=reference.gather_sum, cpu=cpu.gather_sum, cuda=f"{CUDA}:gather_rows")
+full_sum = register("full_sum", reference=reference.full_sum, cpu=cpu.full_sum, cuda=f"{CUDA}:full_sum")
+rows_dot = register("rows_dot", reference=reference.rows_dot, cpu=cpu.rows_dot)
+softmax = register("softmax", reference=reference.softmax)
+attend = register("attend", reference=reference.attend, cuda=f"{CUDA}:attend")
+energies = register("energies", reference=reference.energies, cuda=f"{CUDA}:energies")
+known_energies = register("known_energies", reference=reference.known_energies, cuda=f"{CUDA}:known_energies")
+table = register("table", reference=reference.table, cuda=f"{CUDA}:table", by=1)
+table_rows = register("table_rows", reference=reference.table_rows, cuda=f"{CUDA}:table_rows", by=1)
+table_sum = register("table_sum", reference=reference.table_sum, cuda=f"{CUDA}:table_sum", by=1)
+table_dot = register("table_dot", reference=reference.table_dot, cuda=f"{CUDA}:table_dot", by=1)
+widened = register("widened", reference=reference.widened, cuda=f"{CUDA}:widened", by=1)

@@ -1,0 +1,106 @@
+"""Weighted sums of rows, softmax over neighbourhoods, norms of messages: in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from adahop.ops import random
+from adahop.ops.segments import segment_max, segment_of, segment_sum, spans
+from adahop.ops.types import Edges
+
+Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
+Copies = tuple[Tensor, Tensor] | None  # rows that lie nearer, and the place of each row among them, or -1
+_WORD = 0xFFFFFFFF
+
+
+def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
+    """out[i] = sum over target i's edges of coef * h[src]. h [S, C] with coef [M], or h [S, H, C] with coef [M, H]."""
+    return segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1)
+
+
+def full_sum(h: Tensor, edges: Edges, rows: Tensor) -> Tensor:
+    """out[t] = sum over all edges of rows[t] of weight * h[source], straight from the graph; no gradient."""
+    row, place = spans(edges.begin[rows], edges.last[rows] - edges.begin[rows])
+    message = h[edges.indices[place].long()].float()
+    weight = edges.weight
+    return segment_sum(message if weight is None else weight[place].unsqueeze(1) * message, row, rows.numel())
+
+
+def rows_dot(x: Tensor, rows: Tensor, w: Tensor) -> Tensor:
+    """<x[row], w> for some rows, without a copy of them on the CPU; no gradient."""
+    return x[rows].to(w.dtype) @ w.detach()
+
+
+def softmax(score: Tensor, row: Tensor, rows: int, scale: Tensor | None = None) -> Tensor:
+    """e^score scale / sum over the row of e^score scale; score [M] or [M, H], scale [M] (None: ones)."""
+    raw = (score - segment_max(score.detach(), row, rows)[row]).exp()
+    if scale is not None:
+        raw = raw * scale.view(-1, *[1] * (raw.dim() - 1))
+    return raw / segment_sum(raw, row, rows).clamp(min=1e-30)[row]
+
+
+def attend(
+    s: Tensor, t: Tensor, src: Tensor, dst: Tensor, ptr: Tensor, scale: Tensor, slope: float, slots: int, by_edge: bool
+) -> Tensor:
+    """[M, H]: the softmax, weighted by `scale`, of leaky(s[dst] + t[src]), or with `by_edge` of leaky(s[dst] + t)."""
+    score = leaky_relu(s[dst] + (t if by_edge else t[src]), slope)
+    return softmax(score, dst, ptr.numel() - 1, scale)
+
+
+def energies(h: Tensor, src: Tensor, coef: Tensor) -> Tensor:
+    """[M]: |coef h[source]|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H]."""
+    norm = h.detach().square().sum(-1)
+    square = coef.detach().square()
+    return square * norm[src] if square.dim() == 1 else (square * norm[src]).sum(-1)
+
+
+def known_energies(square: Tensor, rows: Tensor, src: Tensor, coef: Tensor) -> Tensor:
+    """[M]: |coef|^2 square[rows[source]], heads summed."""
+    total = coef.detach().square()
+    return (total if total.dim() == 1 else total.sum(-1)) * square[rows[src]]
+
+
+def table(x: Tensor, reader: Tensor) -> Tensor:
+    """The rows, where they lie, as the operations on tables like to read them on the device of `reader`."""
+    return x.contiguous()
+
+
+def widened(weight: Tensor, h: Tensor) -> Tensor:
+    """W with as many columns as h, where rows of a table end in zeros."""
+    return weight
+
+
+def _kept(drop: tuple[Tensor, float], row: Tensor, width: int) -> Tensor:
+    """Whether each entry of some rows stays when entries are dropped; the same in every read of one step."""
+    r = random._mix(drop[0].to(row.device) + row) & _WORD
+    x = (r[:, None] + torch.arange(width, device=row.device) * 0x9E3779B1) & _WORD
+    x = ((x ^ (x >> 15)) * 0x85EBCA6B) & _WORD
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD
+    return ((x ^ (x >> 16)) >> 8).float() < drop[1] * 16777216.0
+
+
+def table_rows(h: Tensor, n_id: Tensor, drop: Drop = None, near: Copies = None) -> Tensor:
+    """h[n_id] of a table, float32, its padding too."""
+    x = h[n_id.to(h.device)].to(n_id.device).float()
+    return x if drop is None else torch.where(_kept(drop, n_id, x.shape[1]), x / drop[1], 0.0)
+
+
+def table_sum(
+    h: Tensor, src: Tensor, coef: Tensor, ptr: Tensor, rows: Tensor, drop: Drop = None, near: Copies = None
+) -> Tensor:
+    """[targets, H, C]: sum over a target's edges of coef[:, head] * h[rows[source]], the table's padding too.
+
+    `rows` maps a source's local id to its row, `drop` = (seed, share kept), `near` = (copies, place of each).
+    """
+    x = table_rows(h, rows[src], drop, near)
+    row = segment_of(ptr, src.numel())
+    return segment_sum(coef.unsqueeze(-1).float() * x.unsqueeze(1), row, ptr.numel() - 1)
+
+
+def table_dot(
+    h: Tensor, src: Tensor, v: Tensor, ptr: Tensor, rows: Tensor, drop: Drop = None, near: Copies = None
+) -> Tensor:
+    """[M, H]: <h[rows[source]], v[head]>; a gradient for v."""
+    return table_rows(h, rows[src], drop, near)[:, : v.shape[1]] @ v.t()

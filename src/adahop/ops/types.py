@@ -1,0 +1,150 @@
+"""What the operations speak of: stored edges and rows of them, the odds of a policy, the places drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from adahop.ops.registry import OPS
+
+DRAWS = {"multinomial": 0, "systematic": 1, "depround": 2, "poisson": 3}
+HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a weight outside e^[LOW, HIGH] has its segment divided, to e^[-SPAN, 0]
+
+
+class Edges(NamedTuple):
+    """Edges as they are stored, row after row. Row r holds the places begin[r] up to last[r], its self-loops first.
+
+    A row may have room to grow: the next one then starts after its last place.
+    """
+
+    begin: Tensor  # [R] where a row starts
+    first: Tensor  # [R] the place of its first true neighbour
+    last: Tensor  # [R] one past its last place
+    indices: Tensor  # [P] the source at each place
+    weight: Tensor | None = None  # [P] None: all ones
+    eid: Tensor | None = None  # [P] the user's own edge number; None: the place
+
+
+class Rows(NamedTuple):
+    """The rows to be drawn from, one entry per row; a row may come more than once.
+
+    In a graph with one relation a row is its target, and `target` is None. `since` and `until` shorten a row: only its
+    places from `since` on and before `until` can be drawn (its self-loops always come). Their order in a row is that
+    of time where edges have one.
+    """
+
+    row: Tensor  # [T] which row of the graph; it names the random stream and the state
+    target: Tensor | None = None  # [T] which of the batch's targets the row belongs to; None: the t-th
+    since: Tensor | None = None  # [T] a place
+    until: Tensor | None = None  # [T] a place
+    tree: Tensor | None = None  # [T] the seed it was reached from, where every seed has a tree of its own
+
+
+class Tree(NamedTuple):
+    """Sums over a row's weights, see `adahop.ops.learning.tree`; they spare the CPU the scan of a neighbourhood."""
+
+    start: Tensor  # [R] int32, the line where a row's sums start, or -1
+    sums: Tensor  # [lines * 16]
+
+
+class Bound(NamedTuple):
+    """What draws by rejection need of x = edge * node[source], see `adahop.ops.drawing.cpu_reject`."""
+
+    total: Tensor  # [R] sum of x over a row's neighbours
+    reach: Tensor  # [R] int16: n max x / sum x
+
+
+class Odds(NamedTuple):
+    """What a policy says: edge j of a row is drawn in proportion (1 - eta) w_j / sum w + eta / n.
+
+    w = edge times node[source]; what is None counts as 1, so `Odds()` is uniform.
+    """
+
+    edge: Tensor | None = None
+    node: Tensor | None = None
+    eta: float = 0.0
+    bound: Bound | None = None  # sums and maxima of `edge` times `node`, where they are kept
+    tree: Tree | None = None  # the sums of `edge`, where they are kept; the weights are then positive
+    shift: Tensor | None = None  # [R] a row reads node[source + shift]: one number per relation and source
+
+
+class Drawn(NamedTuple):
+    """Places in the graph's edges, grouped by row, each with its probability and scale."""
+
+    ptr: Tensor
+    pos: Tensor
+    prob: Tensor
+    scale: Tensor
+
+
+class Plan(NamedTuple):
+    """A draw made ready: the sizes are known, and `fill(lo, hi)` writes the places of the rows lo..hi of `drawn`.
+
+    Numbering can then run beside drawing, in parts.
+    """
+
+    drawn: Drawn
+    fill: Callable[[int, int], None]
+    work: np.ndarray  # [T + 1] cumulative cost of the rows
+
+
+class Padded(NamedTuple):
+    """Drawn edges in slots, `loops` + `most` per row: a shape that chance does not change.
+
+    n_id is the targets, then the source of every drawn slot; the other tensors hold one number per slot. An empty slot
+    has scale and weight 0, prob 1 and the target itself for its source.
+    """
+
+    n_id: Tensor
+    pos: Tensor
+    prob: Tensor
+    scale: Tensor
+    weight: Tensor
+    rows: int
+    loops: int
+    most: int
+
+
+class Numbered(NamedTuple):
+    """The nodes of drawn edges numbered, targets first, then sources as they first appear; and the edges looked up."""
+
+    n_id: Tensor
+    edge_index: Tensor
+    e_id: Tensor
+    weight: Tensor
+
+
+class Near(NamedTuple):
+    """The edges to true neighbours of some rows, in the order of the rows, and the candidates among their sources."""
+
+    row: Tensor  # [M] the row of each edge
+    place: Tensor  # [M] its place in the graph's edges
+    local: Tensor  # [M] its source among the candidates; -1 where the source needs no draw
+    nodes: Tensor  # [C] global ids of the candidates, as they first appear
+
+    def total(self, value: Tensor) -> Tensor:
+        """[C] the sum of an edge's value over the edges of each candidate."""
+        return OPS["total"](value, self.local, self.nodes.numel())
+
+
+class Exp3Rule(NamedTuple):
+    """The numbers of EXP3's update, see `adahop.policies.exp3`."""
+
+    times_k: bool  # the reward is k times the energy
+    paper: bool  # the printed step; else the scale-free one
+    step: float
+    root: bool  # the step grows with the root of k
+    eta: float
+    horizon: float  # T of the printed step; 0: the visits of the node
+    memory: float
+
+
+class TrackRule(NamedTuple):
+    """The numbers of the tracked norms' update, see `adahop.policies.tracked`."""
+
+    memory: float
+    few: int  # nodes whose mean is trusted as the level of the step
+    most: int  # visits that are counted
