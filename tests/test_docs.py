@@ -114,6 +114,37 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in headings(other), target
 
 
+def table_rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_the_ablation_repeats_the_measured_tables():
+    """Rows of the page that also stand in the lab's tables have their figures; the two are about the same runs."""
+    told, found = ((ROOT / path).read_text() for path in ("docs/ablation.md", "lab/docs/ablation.md"))
+    shared = 0
+    for title in ("The preset", "Attention"):
+        part = re.search(rf"^## {title}$.*?(?=^## )", told, re.MULTILINE | re.DOTALL)[0]
+        for name, *cells in table_rows(part):
+            rows = [set(row) for row in table_rows(found) if row[0] == name and set(cells) - {""} <= set(row)]
+            assert rows or not re.search(r"\d", "".join(cells)), (name, cells)
+            shared += bool(rows)
+    assert shared > 15
+
+
+def test_the_half_table_repeats_the_measured_one():
+    """`a → b, d` of the results page is a row of the lab's table."""
+    told, found = ((ROOT / path).read_text() for path in ("docs/results.md", "lab/docs/results.md"))
+    rows = {(row[0], row[1]): row for row in table_rows(found.split("<!-- half -->")[1])}
+    seen = 0
+    for graph, *cells in table_rows(told):
+        for script, cell in zip(("SAGE", "GCN", "GAT"), cells, strict=False):
+            if match := re.fullmatch(r"(\S+) → (\S+), (.*)", cell):
+                row = rows[graph, script]
+                assert row[2].startswith(match[1]) and row[3].startswith(match[2]) and row[4] == match[3], row
+                seen += 1
+    assert seen == len(rows) - 2 == 18  # its head and the line below
+
+
 def headings(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", t.lower()).strip()) for t in titles}
@@ -128,7 +159,7 @@ def test_choosing_names_everything():
     text = (DOCS / "choosing.md").read_text()
     for name in (*POLICIES, *DRAWS, *ESTIMATORS, *MODELS):
         assert re.search(rf"(?<![\w+-]){re.escape(name)}(?![\w+-])", text), name
-    for name in re.findall(r"`([a-z.-]+)`", text.split("What the choice rests on")[0]):
+    for name in re.findall(r"`([a-z.-]+)`", text.split("What this is based on")[0]):
         assert name in METHODS or name in MODELS, name
     for method in ("bs", "bs.m", "s-gcn", "graphsaint", "cluster-gcn"):
         assert METHODS[method].state in text, method

@@ -19,6 +19,7 @@ from adahop.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -26,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 
 COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("adahop ")]
-LOCAL = ("digits", "mine.npz")
+LOCAL = ("digits",)
 TINY = {
     "train": ["--epochs", "1", "--hidden", "8", "--sizes", "2,2"],
     "compare": ["--epochs", "1", "--hidden", "8", "--sizes", "2,2", "--runs", "1"],
@@ -48,10 +49,8 @@ def desk(tmp_path_factory):
 
 
 def test_the_python_runs(desk):
-    folder, names = desk
-    assert len(blocks("python")) >= 5 and (folder / "mine.npz").exists()
-    assert names["result"].test > 0.9 and names["graph"].num_nodes == 5
-    assert names["out"].shape == (1797, 10) and names["energy"][0].numel() == names["block"].num_edges
+    _, names = desk
+    assert len(blocks("python")) >= 2 and names["result"].test > 0.9 and names["out"].shape == (1797, 10)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -66,7 +65,7 @@ def test_the_commands_run(command, desk, monkeypatch, capsys):
     out = capsys.readouterr()
     assert not left.value.code, out.err
     if "--json" in words:
-        example = json.loads(blocks("json")[0])
+        example = json.loads(re.search(r"^```json\n(.*?)^```", COMMAND_LINE, re.MULTILINE | re.DOTALL)[1])
         said = json.loads(out.out.splitlines()[-1])
         assert list(said) == list(example) and list(said["runs"][0]) == list(example["runs"][0])
 
@@ -90,12 +89,16 @@ def test_the_table_of_methods_is_true():
 
 
 def test_everything_is_named():
-    ways = re.search(r"So four choices multiply:.*?model\.", README, re.DOTALL)
+    ways = re.search(r"So four choices combine:.*? × model", README, re.DOTALL)
     assert ways
     for name in (*POLICIES, *DRAWS, *ESTIMATORS):
         assert re.search(rf"(?<![\w+]){re.escape(name)}(?![\w+])", ways[0]), name
     for name in (*MODELS, *DATASETS, next(iter(FORMS))):
         assert f"`{name}`" in README, name
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) < 150
 
 
 def test_links_lead_somewhere():

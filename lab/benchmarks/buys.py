@@ -1,4 +1,4 @@
-"""Write the tables and plots of docs/what-it-buys.md from measured rows: `python lab/benchmarks/buys.py`.
+"""Write the tables and plots of lab/docs/ablation.md from measured rows: `python lab/benchmarks/buys.py`.
 
 Everything between a pair of marks in the page is replaced; nothing is typed by hand.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE, IMAGES, RESULTS = (
-    ROOT / "docs" / "what-it-buys.md",
+    ROOT / "lab" / "docs" / "ablation.md",
     ROOT / "docs" / "img",
     ROOT / "lab" / "benchmarks" / "results",
 )

@@ -4,7 +4,7 @@
 
 One JSON line a run; finished runs are not repeated. `--tune` runs the grid with PyG's uniform draws alone, at k
 neighbours and another seed; every way of drawing then takes what was best on validation there. `--table` writes the
-table of docs/results.md.
+table of lab/docs/results.md.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def spread(values: list[float], form: str) -> str:
 
 
 def write(text: str) -> None:
-    """The table of docs/results.md anew."""
-    page = HERE.parents[1] / "docs" / "results.md"
+    """The table of lab/docs/results.md anew."""
+    page = HERE.parent / "docs" / "results.md"
     before, rest = page.read_text().split("<!-- half -->\n")
     page.write_text(f"{before}<!-- half -->\n{text}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every figure of speed and memory on docs/benchmarks.md, measured here and now; a quiet machine, please.
+# Every figure of speed and memory on lab/docs/speed.md, measured here and now; a quiet machine, please.
 #   lab/benchmarks/speed.sh [FOLDER]      rows as JSON lines, default lab/benchmarks/results/speed
 #   THREADS=1,2 ROUNDS=5 CLOCK=wall PPI=path/to/ppi.npz PYTHON=python
 set -euo pipefail

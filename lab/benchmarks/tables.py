@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md from measured rows: `python lab/benchmarks/tables.py [FOLDER]`.
+"""Write the tables of lab/docs/speed.md from measured rows: `python lab/benchmarks/tables.py [FOLDER]`.
 
 Everything between the two marks in the page is replaced; nothing is typed by hand.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from adahop_lab.bench.show import markdown
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "lab" / "docs" / "speed.md"
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 KEYS = {
     "sampling": ["method", "threads", "edges_per_s", "spread", "ratio_dgl_uniform", "ratio_dgl_int32", "of_limit",

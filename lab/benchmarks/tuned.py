@@ -1,4 +1,4 @@
-"""The preset beside uniform draws, each with the settings that validation likes best: scores of docs/what-it-buys.md.
+"""The preset beside uniform draws, each with the settings that validation likes best: scores of docs/ablation.md.
 
     python lab/benchmarks/tuned.py --data DIR [--out FILE] [--jobs 4] [--device cuda] [--seeds 10]
 

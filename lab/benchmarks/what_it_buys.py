@@ -1,4 +1,4 @@
-"""What each part buys, on the graphs of a folder: the runs behind docs/what-it-buys.md, a JSON line each.
+"""What each part buys, on the graphs of a folder: the runs behind docs/ablation.md, a JSON line each.
 
     python lab/benchmarks/what_it_buys.py --data DIR [--out FILE] [--jobs 2] [--only TEXT] [--device cpu]
 
