@@ -14,7 +14,7 @@ from adahop.memory.attended import AttendedScores
 from adahop.models.gat import GATConv
 from adahop.policies import Attended
 from adahop.samplers import NeighborSampler
-from adahop.watch import watch
+from adahop.watcher import watch
 
 
 def star(n: int = 12) -> Graph:

@@ -279,7 +279,7 @@ def flags() -> list[tuple[str, str]]:
     importlib.import_module("adahop.cli.train")
     with pytest.raises(SystemExit):
         cli.main(["--version"])
-    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(cli.build()).commands  # type: ignore[attr-defined]
     groups = {name: getattr(c, "commands", {"": c}) for name, c in commands.items()}
     flat = {f"{name} {below}".strip(): c for name, found in groups.items() for below, c in found.items()}
     taken = [(name, p) for name, c in flat.items() if name not in ELSEWHERE for p in c.params if hasattr(p, "is_flag")]

@@ -184,7 +184,7 @@ MODEL_FLAGS = {"norm", "activation", "heads", "score", "attention"}
 
 
 def flags() -> dict:
-    return {p.name: p for p in typer.main.get_command(cli.app).commands["train"].params}  # type: ignore[attr-defined]
+    return {p.name: p for p in typer.main.get_command(cli.build(["train"])).commands["train"].params}  # type: ignore[attr-defined]
 
 
 def test_every_field_has_a_flag_and_every_flag_a_field():

@@ -20,7 +20,7 @@ from adahop.graph import Graph
 from adahop.methods import METHODS, make
 from adahop.ops import Odds, random, segment_sum
 from adahop.run import Run
-from adahop.watch import watch
+from adahop.watcher import watch
 
 from conftest import messy_graph, star, toy_data  # isort: skip
 

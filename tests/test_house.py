@@ -18,24 +18,25 @@ MODELS, SAMPLERS = ("adahop.models",), ("adahop.samplers", "adahop.policies")
 ABOVE = ("adahop.loader", "adahop.train", "adahop.methods", "adahop.cli", "adahop.datasets", "adahop.diagnostics",
          "adahop_lab")  # fmt: skip
 NEVER = {
-    "ops": ("torch_geometric", "adahop.graph", "adahop.block", "adahop.draws", "adahop.estimators", "adahop.watch",
+    "ops": ("torch_geometric", "adahop.graph", "adahop.block", "adahop.draws", "adahop.estimators", "adahop.watcher",
             "adahop.checks", *SAMPLERS, *MODELS, *ABOVE),
-    "checks": ("torch_geometric", "adahop"),
+    "errors": ("torch", "numpy", "torch_geometric", "adahop"),
+    "checks": ("torch_geometric", "adahop.graph", "adahop.ops", *SAMPLERS, *MODELS, *ABOVE),
     "graph": (*SAMPLERS, *MODELS, *ABOVE),
     "block": (*SAMPLERS, *MODELS, *ABOVE),
     "draws": (*SAMPLERS, *MODELS, *ABOVE),
-    "policies": (*MODELS, *ABOVE, "adahop.samplers", "adahop.estimators", "adahop.watch", "torch.optim"),
-    "samplers": (*MODELS, *ABOVE, "adahop.estimators", "adahop.watch", "torch.optim"),
+    "policies": (*MODELS, *ABOVE, "adahop.samplers", "adahop.estimators", "adahop.watcher", "torch.optim"),
+    "samplers": (*MODELS, *ABOVE, "adahop.estimators", "adahop.watcher", "torch.optim"),
     "estimators": (*SAMPLERS, *ABOVE, *MODELS),
     "history": (*SAMPLERS, *ABOVE),
     "features": (*SAMPLERS, *MODELS, *ABOVE),
     "capture": ("adahop.train", "adahop.cli", "adahop.diagnostics", "adahop.datasets", "numba", "triton"),
     "memory": (*SAMPLERS, *ABOVE, *MODELS),
     "models": (*SAMPLERS, *ABOVE),
-    "watch": ("adahop",),
-    "loader": (*MODELS, "adahop.train", "adahop.cli", "adahop.watch"),
+    "watcher": ("adahop",),
+    "loader": (*MODELS, "adahop.train", "adahop.cli", "adahop.watcher"),
     "metrics": (*SAMPLERS, *MODELS, *ABOVE),
-    "methods": (*MODELS, "adahop.loader", "adahop.train", "adahop.cli", "adahop.watch", "adahop.datasets"),
+    "methods": (*MODELS, "adahop.loader", "adahop.train", "adahop.cli", "adahop.watcher", "adahop.datasets"),
     "datasets": (*SAMPLERS, *MODELS, "adahop.loader", "adahop.train", "adahop.methods", "adahop.cli"),
     "config": ("adahop.loader", "adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "storage": (*SAMPLERS, *MODELS, *ABOVE),
@@ -124,6 +125,6 @@ def test_examples_run(path):
 
 def test_there_are_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    for name in ("graph", "draws", "policies.exp3", "samplers.neighbor", "methods", "loader", "watch", "train"):
+    for name in ("graph", "draws", "policies.exp3", "samplers.neighbor", "methods", "loader", "watcher", "train"):
         found = finder.find(importlib.import_module(f"adahop.{name}"))
         assert any(t.examples for t in found), f"adahop.{name} must have an example"

@@ -11,7 +11,7 @@ from adahop.methods import make
 from adahop.models import make as make_model
 from adahop.policies import Thanos
 from adahop.train import fit
-from adahop.watch import watch
+from adahop.watcher import watch
 from conftest import block_sum, full_sum, messy_graph, same_blocks, star, toy_data
 
 METHODS = ["thanos", "thanos.m"]

@@ -1,27 +1,49 @@
 """adahop: samplers that learn which neighbours matter, for training graph neural networks on large graphs."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from adahop import models
-from adahop.block import Block
-from adahop.checks import InputError
-from adahop.datasets import load
-from adahop.graph import Graph
-from adahop.loader import Loader
-from adahop.methods import METHODS, make
-from adahop.train import fit
-from adahop.watch import watch
+if TYPE_CHECKING:
+    from adahop import models, pyg
+    from adahop.block import Block
+    from adahop.datasets import load
+    from adahop.errors import InputError
+    from adahop.graph import Graph
+    from adahop.loader import Loader
+    from adahop.methods import METHODS, make
+    from adahop.pyg import inference  # type: ignore[no-redef]
+    from adahop.train import fit
+    from adahop.watcher import watch
 
 __version__ = "0.1.0"
 __all__ = [
     "METHODS", "Block", "Graph", "InputError", "Loader", "fit", "inference", "load", "make", "models", "pyg", "watch",
 ]  # fmt: skip
 
+# where each public name lives; torch is loaded with the first of them, so that `adahop --help` need not wait for it
+_HOME = {
+    "METHODS": "methods",
+    "Block": "block",
+    "Graph": "graph",
+    "InputError": "errors",
+    "Loader": "loader",
+    "fit": "train",
+    "inference": "pyg",
+    "load": "datasets",
+    "make": "methods",
+    "watch": "watcher",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`pyg` and `inference` are looked up when first asked for, so that they cost nothing before."""
-    if name not in ("inference", "pyg"):
+    if name in ("models", "pyg"):
+        return import_module(f"adahop.{name}")
+    if name not in _HOME:
         raise AttributeError(f"module 'adahop' has no attribute '{name}'")
-    import adahop.pyg as pyg
+    value = getattr(import_module(f"adahop.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
-    return pyg if name == "pyg" else pyg.inference
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,24 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-class InputError(ValueError):
-    """Something a user passed in cannot be used; the message says what must hold, on one line."""
-
-    def __init__(self, sentence: str = ""):
-        super().__init__(" ".join(str(sentence).split()))  # a tensor's repr has many
-
-
-class IdError(InputError, IndexError):
-    """A node or edge id lies outside the graph."""
-
-
-class KindError(InputError, TypeError):
-    """A value is of the wrong type or dtype."""
-
-
-class RoomError(InputError, MemoryError):
-    """There is not enough memory; the message says for what, and how much."""
+from adahop.errors import IdError, InputError, KindError, RoomError, no_room
 
 
 @contextlib.contextmanager
@@ -43,12 +26,6 @@ def room_for(what: str) -> Iterator[None]:
         found = AMOUNT.search(str(e))
         amount = "more memory" if found is None else f"{_gib(*found.groups()):.3g} GiB more"
         raise RoomError(f"{what} must have room: it needs {amount}, got an allocation that failed") from None
-
-
-def no_room(e: BaseException) -> bool:
-    """Whether an error says that memory ran out; torch says RuntimeError for it, on any device."""
-    words = ("out of memory", "can't allocate memory", "Unable to allocate")
-    return isinstance(e, MemoryError) or any(s in str(e) for s in words)
 
 
 AMOUNT = re.compile(r"allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB|PiB|EiB)")

@@ -44,11 +44,21 @@ def tally(metric: str, out: Tensor, y: Tensor) -> tuple[int, int]:
 
 def _roc_auc(out: Tensor, y: Tensor) -> float:
     """Mean over the labels that have both kinds; classes count one against the rest, of two only the second."""
-    from sklearn.metrics import roc_auc_score
-
     if not y.is_floating_point():
         out, y = torch.softmax(out, 1), one_hot(y, out.shape[1])
         out, y = (out[:, 1:], y[:, 1:]) if out.shape[1] == 2 else (out, y)
     mixed = (y.min(0).values < y.max(0).values).nonzero().flatten().tolist()
-    areas = [roc_auc_score(y[:, j].cpu(), out[:, j].cpu()) for j in mixed]
-    return float(sum(areas) / len(areas)) if areas else 0.5
+    areas = [_area(out[:, j], y[:, j] > 0.5) for j in mixed]
+    return sum(areas) / len(areas) if areas else 0.5
+
+
+def _area(score: Tensor, true: Tensor) -> float:
+    """The share of pairs (true, false) whose scores are in order, a tie counting half: Mann and Whitney's U.
+
+    >>> _area(torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([True, False, True, False]))
+    0.875
+    """
+    _, place, many = torch.unique(score, return_inverse=True, return_counts=True)
+    rank = many.cumsum(0) - (many - 1) / 2.0  # equal scores share the mean of their ranks, counted from 1
+    yes, no = int(true.sum()), int((~true).sum())
+    return (float(rank.double()[place[true]].sum()) - yes * (yes + 1) / 2) / (yes * no)

@@ -20,7 +20,7 @@ from adahop.mapped import on_disk
 from adahop.metrics import METRICS, criterion
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
-from adahop.watch import watch
+from adahop.watcher import watch
 
 
 def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:

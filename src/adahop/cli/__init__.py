@@ -5,20 +5,47 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import cache
-from importlib.metadata import entry_points
-from typing import Annotated, Any, NoReturn
+from collections.abc import Collection
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from adahop.checks import InputError, no_room
+from adahop.errors import InputError, no_room
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Train graph neural networks with samplers that learn which neighbours matter.",
-)
+
+class Command(NamedTuple):
+    """`where` is "module:function"; empty for a command of adahop-lab, which brings its own."""
+
+    about: str
+    where: str = ""
+
+
+# known without an import of what runs them, so that `adahop --help` does not wait for torch
+COMMANDS = {
+    "train": Command(
+        "Train a model with sampled neighbours; report the test score of the best validation epoch.",
+        "adahop.cli.train:train",
+    ),
+    "variance": Command(
+        "Measure E|estimate - truth|^2 of every layer's sum, against uniform draws and against the oracle.",
+        "adahop.cli.variance:variance",
+    ),
+    "list": Command("List the methods, models and data sets.", "adahop.cli.listing:listing"),
+    "convert": Command(
+        "Check the files of a graph and write them as one .npz for `--dataset`.", "adahop.cli.convert:convert"
+    ),
+    "partition": Command(
+        "Cut a data set into parts, each with its nodes' in-edges, features and labels, for `train --partition`.",
+        "adahop.cli.partition:partition",
+    ),
+    "compare": Command("Train with several methods and say which is best, and whether that is more than luck."),
+    "bench": Command("Measure speed and memory beside other libraries, in turns."),
+    "reproduce": Command("Run an experiment's cells and print its table; stopped or killed, the same command goes on."),
+    "report": Command(
+        "Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."
+    ),
+}
 
 
 def _version(asked: bool) -> None:
@@ -29,37 +56,38 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
 ) -> None:
     """Train graph neural networks with samplers that learn which neighbours matter."""
 
 
-# of the laboratory, a distribution of its own
-LAB = {
-    "bench": "Measure speed and memory beside other libraries.",
-    "compare": "Train with several methods and say which is best.",
-    "report": "Write the results of `reproduce` as one HTML page.",
-    "reproduce": "Run an experiment's cells and print its table.",
-}
+def build(wanted: Collection[str] | None = None) -> typer.Typer:
+    """Every command; those that are not `wanted` (None: all are) have a name and a sentence, and cannot run.
 
-
-@cache
-def commands() -> None:
-    """Add the library's commands, those of installed packages (entry points `adahop.commands`), and what is missing."""
-    from adahop.cli import convert, listing, partition, train, variance  # noqa: F401  (they add their own)
-
-    joined = {entry.name: entry.load() for entry in entry_points(group="adahop.commands")}
-    for name, command in joined.items():
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+    An installed package adds commands by entry points `adahop.commands`, each a function or a Typer.
+    """
+    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(root)
+    joined = {entry.name: entry for entry in entry_points(group="adahop.commands")}
+    for name in [*COMMANDS, *(name for name in joined if name not in COMMANDS)]:
+        about, where = COMMANDS.get(name, Command(""))
+        if name in joined:
+            where = joined[name].value
+        if wanted is not None and name not in wanted and about:
+            app.command(name, help=about if where else f"{about} Needs adahop-lab.")(_missing)
+        elif not where:
+            app.command(name, help=f"{about} Needs adahop-lab.", context_settings=ANYTHING)(_missing)
         else:
-            app.command(name)(command)
-    for name, about in LAB.items():
-        if name not in joined:
-            anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-            app.command(name, help=f"{about} Needs adahop-lab.", context_settings=anything)(_missing)
+            command = EntryPoint(name, where, "adahop.commands").load()
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name)
+            else:
+                app.command(name)(command)
+    return app
+
+
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def _missing(context: typer.Context) -> None:
@@ -68,17 +96,17 @@ def _missing(context: typer.Context) -> None:
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run a command; nothing a user typed ends in a traceback."""
-    commands()
-    command = typer.main.get_command(app)
+    words = list(sys.argv[1:] if args is None else args)
     try:  # not command.main(): each version of typer has its own way with Ctrl-C and errors
-        with command.make_context("adahop", list(sys.argv[1:] if args is None else args)) as context:
+        command = typer.main.get_command(build(words[:1]))
+        with command.make_context("adahop", words) as context:
             command.invoke(context)
         sys.stdout.flush()
     except InputError as e:
         _fail(str(e), 1 if isinstance(e, MemoryError) else 2)
     except KeyboardInterrupt as e:
         _fail(str(e) or "interrupted", 130)
-    except BrokenPipeError:  # `adahop list | head`: nobody reads on, and Python's own last flush must not complain
+    except BrokenPipeError:  # `adahop list | head`: nothing reads on, and Python's own last flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (MemoryError, RuntimeError) as e:

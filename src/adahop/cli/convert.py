@@ -10,11 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from adahop.cli import app
 from adahop.convert import convert as run
 
 
-@app.command()
 def convert(
     source: Annotated[list[str], typer.Argument(help="edges features labels; or one OGB folder or .pt file.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The .npz to write, or with --mmap the folder.")],

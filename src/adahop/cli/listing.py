@@ -10,10 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from adahop.cli import app
 
-
-@app.command("list")
 def listing(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """List the methods, models and data sets."""
     from adahop.datasets import DATASETS, FORMS

@@ -13,21 +13,19 @@ from typing import Annotated
 import typer
 
 from adahop.checks import InputError
-from adahop.cli import app
 from adahop.datasets import load
 from adahop.distributed import Shard, launched, team, write_shards
 from adahop.mapped import manifest
 from adahop.mapped.folder import MANIFEST
 
 
-@app.command()
 def partition(
     dataset: Annotated[str, typer.Argument(help="A name of `adahop list`, a file, or a folder of `convert --mmap`.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The folder to write.")],
     parts: Annotated[int, typer.Option(help="How many: one for each process.")] = 2,
     how: Annotated[str, typer.Option(help="range: nodes as they are numbered; metis: neighbours together.")] = "metis",
 ) -> None:
-    """Cut a data set into parts, each with its nodes' in-edges, features and labels, for `adahop train --partition`."""
+    """Cut a data set into parts, each with its nodes' in-edges, features and labels, for `train --partition`."""
     data = load(dataset)
     cuts = write_shards(data, out, parts, how)
     sizes = ", ".join(f"{b - a:,}" for a, b in pairwise(cuts))

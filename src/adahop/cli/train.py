@@ -15,7 +15,7 @@ from rich.table import Table
 
 from adahop.checkpoint import pace
 from adahop.checks import InputError, count
-from adahop.cli import app, numbers, pairs
+from adahop.cli import numbers, pairs
 from adahop.cli.partition import shard
 from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json, restarted
 from adahop.datasets import load
@@ -30,7 +30,6 @@ def option(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, show_default=True, **more)
 
 
-@app.command()
 def train(
     context: typer.Context,
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from adahop.checks import InputError, count, one_of
-from adahop.cli import app, numbers, pairs
+from adahop.cli import numbers, pairs
 from adahop.cli.train import option, seed_range
 from adahop.config import Config
 from adahop.datasets import load
@@ -25,7 +25,6 @@ POINTS = 8  # times that a run is looked at on its way, for the plot over traini
 FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "gradient_variance")
 
 
-@app.command()
 def variance(
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 
 from adahop.checks import InputError, KindError, count, flag, one_of
@@ -118,14 +117,13 @@ def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray],
     if weight is not None:
         a["weight"] = weight
     assert raw.splits is not None
-    dense = raw.x.toarray() if sp.issparse(raw.x) else raw.x
-    checked = make(name, Graph.from_csr(indptr, src, weight), dense, raw.y, raw.splits, len(raw.classes) or None)
-    a |= _features(raw.x, dense) | _labels(raw.y)
+    checked = make(name, Graph.from_csr(indptr, src, weight), raw.x, raw.y, raw.splits, len(raw.classes) or None)
+    a |= _features(raw.x) | _labels(raw.y)
     a |= {f"{part}_idx": np.sort(ids).astype(np.int64) for part, ids in raw.splits.items()}
     if raw.names is not None:
         a["names"] = raw.names.astype(str)
     meta = {
-        "name": name, "nodes": n, "edges": len(src), "features": dense.shape[1], "classes": checked.classes,
+        "name": name, "nodes": n, "edges": len(src), "features": raw.x.shape[1], "classes": checked.classes,
         "task": checked.task, "split": [len(raw.splits[part]) for part in PARTS],
         **({"class_names": raw.classes} if raw.classes else {}),
     }  # fmt: skip
@@ -147,13 +145,17 @@ def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray
     return src[keep], dst[keep], None if weight is None else weight[order][keep]
 
 
-def _features(x: Any, dense: np.ndarray) -> dict[str, np.ndarray]:
-    filled = np.count_nonzero(dense) / max(dense.size, 1)
-    if not sp.issparse(x) and filled >= SPARSE:
-        return {"x": dense.astype(np.float32)}
-    rows = sp.csr_matrix(dense)
-    out = {"x_indptr": rows.indptr, "x_indices": rows.indices.astype(np.int32), "x_shape": np.array(rows.shape)}
-    return out if (rows.data == 1).all() else {**out, "x_data": rows.data.astype(np.float32)}
+def _features(x: np.ndarray) -> dict[str, np.ndarray]:
+    if np.count_nonzero(x) >= SPARSE * max(x.size, 1):
+        return {"x": x.astype(np.float32)}
+    row, column = x.nonzero()
+    indptr, values = np.searchsorted(row, np.arange(len(x) + 1)), x[row, column].astype(np.float32)
+    out: dict[str, np.ndarray] = {
+        "x_indptr": indptr,
+        "x_indices": column.astype(np.int32),
+        "x_shape": np.array(x.shape),
+    }
+    return out if (values == 1).all() else {**out, "x_data": values}
 
 
 def _labels(y: np.ndarray) -> dict[str, np.ndarray]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from adahop.checks import InputError
 from adahop.convert.tables import Field, Head, Table, Tell, is_number, read
+from adahop.datasets.files import dense
 
 ID = ("id", "node", "node_id")
 PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -62,8 +62,7 @@ def read_features(path: Path, tell: Tell | None = None) -> tuple[Table | None, A
     """A .npy array, a scipy .npz matrix, or a table with one row a node and perhaps a column id."""
     if path.suffix in (".npy", ".npz"):
         x = _array(path)
-        values = x.data if sp.issparse(x) else x
-        if x.ndim != 2 or values.dtype.kind not in "fiub" or not np.isfinite(values).all():
+        if x.ndim != 2 or x.dtype.kind not in "fiub" or not np.isfinite(x).all():
             raise InputError(f"{path} must hold finite numbers of shape [nodes, features], got shape {x.shape}")
         return None, x.astype(np.float32)
 
@@ -142,14 +141,34 @@ def read_splits(where: Path, ids: Ids) -> dict[str, np.ndarray]:
     return out
 
 
-def _array(path: Path) -> Any:
+def _array(path: Path) -> np.ndarray:
     try:
-        found = sp.load_npz(path).tocsr() if path.suffix == ".npz" else np.load(path, allow_pickle=False)
+        found = _matrix(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
     except Exception as e:
         raise InputError(f"{path} must be a readable {path.suffix} file, got {type(e).__name__}: {e}") from None
     if path.suffix == ".npy" and not isinstance(found, np.ndarray):
         raise InputError(f"{path} must hold one array, got an archive of several")
     return found
+
+
+def _matrix(path: Path) -> np.ndarray:
+    """What `scipy.sparse.save_npz` wrote, as an array: rows (csr), columns (csc) or entries (coo)."""
+    with np.load(path, allow_pickle=False) as z:
+        a = {name: z[name] for name in z.files}
+    form = a["format"].item() if "format" in a else b""
+    form = form.decode() if isinstance(form, bytes) else form
+    if form not in ("csr", "csc", "coo"):
+        raise ValueError(f"a matrix of format '{form}', not csr, csc or coo")
+    rows, columns = (int(s) for s in a["shape"])
+    if form == "coo":
+        order = np.argsort(a["row"], kind="stable")
+        indptr = np.searchsorted(a["row"][order], np.arange(rows + 1))
+        if rows and (a["row"].min(initial=0) < 0 or indptr[-1] != order.size):
+            raise ValueError(f"a row outside [0, {rows})")
+        return dense(indptr, a["col"][order], a["data"][order], rows, columns)
+    if form == "csc":
+        return dense(a["indptr"], a["indices"], a["data"], columns, rows).T
+    return dense(a["indptr"], a["indices"], a["data"], rows, columns)
 
 
 def rows_of(path: Path, values: np.ndarray, n: int) -> np.ndarray:

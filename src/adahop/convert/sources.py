@@ -32,7 +32,7 @@ class Raw:
     src: np.ndarray
     dst: np.ndarray
     weight: np.ndarray | None
-    x: Any  # an array or a scipy matrix
+    x: np.ndarray
     y: np.ndarray
     splits: dict[str, np.ndarray] | None = None
     names: np.ndarray | None = None

@@ -15,7 +15,7 @@ from adahop.datasets.public import SOURCES
 __all__ = ["DATASETS", "FEATURES", "FORMS", "Dataset", "load"]
 
 DATASETS = {
-    "digits": "handwritten digits, 1,797 nodes, 10 nearest neighbours; comes with scikit-learn, no download",
+    "digits": "handwritten digits, 1,797 nodes, 10 nearest neighbours; comes along, no download",
     "cora": "citations, 2,708 nodes, 7 classes, full-supervised split 1208/500/1000",
     "citeseer": "citations, 3,327 nodes, 6 classes, full-supervised split 1812/500/1000",
     "pubmed": "citations, 19,717 nodes, 3 classes, full-supervised split 18217/500/1000",

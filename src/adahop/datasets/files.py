@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -89,12 +88,26 @@ def _features(a: dict[str, np.ndarray]) -> np.ndarray:
     ones = np.ones(a["x_indices"].size, np.float32)
     try:
         values = a.get("x_data", ones).astype(np.float32)
-        shape = tuple(int(s) for s in a["x_shape"])
-        rows = sp.csr_matrix((values, a["x_indices"], a["x_indptr"]), shape=shape)
-        rows.check_format(full_check=True)
-        return rows.toarray()
+        rows, columns = (int(s) for s in a["x_shape"])
+        return dense(a["x_indptr"], a["x_indices"], values, rows, columns)
     except (ValueError, TypeError, IndexError, MemoryError) as e:
         raise InputError(f"x_indptr, x_indices, x_data and x_shape must form a CSR matrix, got {_line(e)}") from None
+
+
+def dense(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """A CSR matrix as an array, entries given twice added up; ValueError where the arrays are none."""
+    if indptr.ndim != 1 or indptr.dtype.kind not in "iu" or indptr.size != rows + 1:
+        raise ValueError(f"indptr of shape {indptr.shape} and dtype {indptr.dtype} for {rows} rows")
+    if indptr[0] != 0 or indptr[-1] > indices.size or (np.diff(indptr.astype(np.int64)) < 0).any():
+        raise ValueError(f"indptr that does not grow from 0 to at most {indices.size}")
+    used = int(indptr[-1])
+    if indices.ndim != 1 or indices.dtype.kind not in "iu" or values.shape != indices.shape:
+        raise ValueError(f"{indices.size} indices of dtype {indices.dtype} and {values.size} values")
+    if used and not 0 <= indices[:used].min() <= indices[:used].max() < columns:
+        raise ValueError(f"an index outside [0, {columns})")
+    out = np.zeros((rows, columns), values.dtype)
+    np.add.at(out, (np.repeat(np.arange(rows), np.diff(indptr)), indices[:used]), values[:used])
+    return out
 
 
 def _targets(a: dict[str, np.ndarray]) -> np.ndarray:

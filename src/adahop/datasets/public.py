@@ -24,6 +24,10 @@ SPELT = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed", "reddit": "
 def _fetch(name: str, where: Path, build: Callable[[], Any]) -> Any:
     try:
         return build()
+    except ImportError as e:
+        raise InputError(
+            f"data set '{name}' must have the package {e.name}: pip install 'adahop[datasets]', got none"
+        ) from None
     except (Exception, SystemExit) as e:  # ogb exits when a download is declined
         why = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         raise InputError(f"data set '{name}' must lie in {where} or be downloadable, got {why}") from None
