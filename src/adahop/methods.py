@@ -48,6 +48,7 @@ def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "
             raise InputError(f"an option of policy '{policy}' must be one of {known or 'none'}, got '{name}'")
     sampler = NeighborSampler(graph, sizes, None, draw, seed, budget, storage)
     sampler.policy = kind(graph, len(sampler.sizes), **placed(storage, takes, f"policy '{policy}'"), **options)
+    sampler.policy.prepare(draw, sampler.fan_out)
     return sampler
 
 
@@ -67,8 +68,9 @@ WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
-        Method("adahop", "node-wise", True, "16 bytes per node and layer (gat: 18, plus 8 per head); 8 per "
-               "node and hidden unit (gat: 4)", node_wise, {"policy": "tracked", "draw": "systematic"},
+        Method("adahop", "node-wise", True, "4 bytes per edge and 14 per node, per layer that is drawn (gat: 8 per "
+               "node, plus 8 per head); 8 per node and hidden unit (gat: 4)", node_wise,
+               {"policy": "tracked", "draw": "systematic"},
                estimator="exact+snapshot", instead={
                    "gat": {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},
                    "geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,8 @@ class Storage:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
+        if value == 0 and dtype == torch.int32 and torch.device(device).type == "cpu":
+            return torch.from_numpy(np.zeros(shape, np.int32))  # pages that are never touched take no memory
         return torch.full(shape, value, dtype=dtype, device=device)
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:

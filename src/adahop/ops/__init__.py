@@ -2,7 +2,21 @@
 
 from adahop.ops import notice, random
 from adahop.ops.buffers import Scratch, large_pages
-from adahop.ops.drawing import bound, draw, inclusion, keep, labor, lifted, near, padded, pick, plan, rejects
+from adahop.ops.drawing import (
+    bound,
+    draw,
+    inclusion,
+    keep,
+    labor,
+    lifted,
+    near,
+    padded,
+    pick,
+    plan,
+    rejects,
+    renew,
+    visit,
+)
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
 from adahop.ops.numbering import forget, in_order, induced, number, relabel
 from adahop.ops.registry import OPS, Op, register
@@ -33,6 +47,7 @@ from adahop.ops.types import (
     Odds,
     Padded,
     Plan,
+    Prefix,
     Rows,
     TrackRule,
     Tree,
@@ -51,6 +66,7 @@ __all__ = [
     "Op",
     "Padded",
     "Plan",
+    "Prefix",
     "Rows",
     "Scratch",
     "Sight",
@@ -89,6 +105,7 @@ __all__ = [
     "register",
     "rejects",
     "relabel",
+    "renew",
     "rows_dot",
     "segment_max",
     "segment_of",
@@ -102,5 +119,6 @@ __all__ = [
     "table_sum",
     "threads",
     "track",
+    "visit",
     "widened",
 ]

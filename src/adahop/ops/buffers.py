@@ -56,15 +56,18 @@ class Pool(threading.local):
 empty = Pool().empty
 
 
-def large_pages(t: Tensor) -> Tensor:
-    """Ask the system to hold `t` in large pages, where it knows how: random reads then miss fewer page entries."""
+def large_pages(t: Tensor, now: bool = True) -> Tensor:
+    """Ask the system to hold `t` in large pages, where it knows how: random reads then miss fewer page entries.
+
+    With now=False only what is written later comes in large pages: memory that was never touched stays free.
+    """
     if t.device.type == "cpu" and t.nbytes >= LARGE and sys.platform == "linux":
         page = mmap.PAGESIZE
         start = -(-t.data_ptr() // page) * page
         size = (t.data_ptr() + t.nbytes - start) // page * page
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None, use_errno=True)
-            for advice in (_HUGE, _COLLAPSE):
+            for advice in (_HUGE, _COLLAPSE) if now else (_HUGE,):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
     return t
 

@@ -57,10 +57,17 @@ class Bound(NamedTuple):
     reach: Tensor  # [R] int16: n max x / sum x
 
 
+class Prefix(NamedTuple):
+    """Prefix sums of inclusion probabilities, see `adahop.ops.drawing.cpu_prefix`: systematic draws by look-ups."""
+
+    table: Tensor  # [P] int32, the bits of uint32
+    upto: Tensor  # [2 R] int32: the largest k that a row's sums serve (0: none were made), visits since they were made
+
+
 class Odds(NamedTuple):
     """What a policy says: edge j of a row is drawn in proportion (1 - eta) w_j / sum w + eta / n.
 
-    w = edge times node[source]; what is None counts as 1, so `Odds()` is uniform.
+    w = edge times node[source] (its root where `root`); what is None counts as 1, so `Odds()` is uniform.
     """
 
     edge: Tensor | None = None
@@ -69,6 +76,14 @@ class Odds(NamedTuple):
     bound: Bound | None = None  # sums and maxima of `edge` times `node`, where they are kept
     tree: Tree | None = None  # the sums of `edge`, where they are kept; the weights are then positive
     shift: Tensor | None = None  # [R] a row reads node[source + shift]: one number per relation and source
+    prefix: Prefix | None = None  # systematic draws of whole rows go by these, where they are kept
+    root: bool = False  # `node` holds squares: draws that read a few of them need no roots of all; only with `prefix`
+
+
+def plain_odds(odds: Odds) -> Odds:
+    """The same odds of today, for draws that scan."""
+    node = odds.node.double().sqrt() if odds.root and odds.node is not None else odds.node
+    return odds._replace(node=node, root=False, prefix=None)
 
 
 class Drawn(NamedTuple):

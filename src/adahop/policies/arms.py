@@ -11,11 +11,13 @@ from adahop import ops
 from adahop.graph import Graph
 from adahop.ops import Odds, Scratch, Sight, Tree, Weights
 from adahop.ops.learning import tree
+from adahop.policies.prefix import PrefixSums
 from adahop.storage import MEMORY, Storage
 
 
 class Arms(nn.Module):
-    """One weight an edge and state, 1 at first. Memory: 4 bytes an edge and about 0.3 for the sums, a state.
+    """One weight per edge and state, 1 at first. Memory: 4 bytes per edge and about 0.3 for the sums, per state; with
+    systematic draws 4 more, see `PrefixSums`.
 
     >>> arms = Arms(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), states=1)
     >>> arms.odds(0, eta=0.1).edge.tolist()
@@ -34,7 +36,7 @@ class Arms(nn.Module):
         self.register_buffer("start", start, persistent=False)
         sums = storage.zeros(states, lines * tree.WIDE, device=graph.device)
         self.register_buffer("sums", ops.large_pages(sums), persistent=False)
-        self.scratch = Scratch(storage.full)
+        self.scratch, self.prefix = Scratch(storage.full), PrefixSums(graph, states, storage)
         self.sum_up()
 
     def _room(self, states: int) -> Tensor:
@@ -45,6 +47,14 @@ class Arms(nn.Module):
     def odds(self, state: int, eta: float) -> Odds:
         weight, sums = self.weights(state)
         return Odds(edge=weight, eta=eta, tree=sums)
+
+    def odds_for(self, state: int, eta: float, how: str) -> Odds:
+        """On the CPU, systematic draws go by the weights of a while ago, without a scan."""
+        return self.odds(state, eta)._replace(prefix=self.prefix.at(state) if how == "systematic" else None)
+
+    def visited(self, state: int, row: Tensor, ptr: Tensor, eta: float) -> None:
+        """After the weights of a block's rows have grown."""
+        self.prefix.visited(state, row, ptr, Odds(edge=self.weight[state], eta=eta))
 
     def weights(self, state: int) -> Weights:
         return Weights(self.weight[state], Tree(self.start, self.sums[state]))

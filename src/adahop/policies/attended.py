@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
@@ -18,8 +20,8 @@ from adahop.storage import MEMORY, Storage
 class Attended(Tracked):
     """q_ij in proportion to a_ij sqrt(v_j), for GAT: a_ij = softmax over all neighbours of act(s_i + t_j).
 
-    s and t, as they were when a node was last a target or a source, are kept beside the norm v of `Tracked`: 18 bytes a
-    node and layer, and 8 a head. A node never seen has the mean of the others. A draw reads n numbers a target.
+    s and t, as they were when a node was last a target or a source, are kept beside the norm v of `Tracked`: 8 bytes
+    per node and layer, and 8 per head. A node never seen has the mean of the others. A draw reads n numbers a target.
 
     >>> policy = Attended(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.chances(0, torch.tensor([0]))[2].tolist()
@@ -39,6 +41,9 @@ class Attended(Tracked):
         self.register_buffer("scores", storage.zeros(2, layers, n, heads, device=device))  # s, then t
         self.register_buffer("known", storage.zeros(2, layers, n, dtype=torch.bool, device=device))
         self.register_buffer("typical", torch.zeros(2, layers, heads, device=device))
+
+    def prepare(self, how: str, sizes: Sequence[int]) -> None:
+        """Its draws are its own."""
 
     def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
         """The draw over the targets' own edges, laid end to end, with the odds of each pair."""

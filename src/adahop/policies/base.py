@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, edge_weights, implied
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, Sight, segment_sum, spans
+from adahop.ops import Drawn, Odds, Prefix, Sight, segment_sum, spans
+from adahop.policies.prefix import empty_prefix, renew_all
 from adahop.storage import MEMORY, Storage
 
 
@@ -37,6 +39,9 @@ class Policy(nn.Module):
     def odds_for(self, layer: int, how: str) -> Odds:
         """The odds where they may depend on the kind of draw."""
         return self.odds(layer)
+
+    def prepare(self, how: str, sizes: Sequence[int]) -> None:
+        """A sampler will draw `how`, `sizes` edges per target of each layer (1 where their number varies)."""
 
     def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
         """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to the odds."""
@@ -89,9 +94,39 @@ class Static(Policy):
             weight = edge_weights(weight, graph.num_edges)
             weight = weight if graph.eid is None else weight[graph.eid.long()]
         self.register_buffer("weight", weight, persistent=False)
+        self.fan_out: list[int] = []  # of systematic draws
+        self.sums: dict[int, Prefix] = {}  # and their prefix sums, made when they are first needed
 
     def odds(self, layer: int) -> Odds:
         return Odds(edge=self.graph.weight if self.weight is None else self.weight, eta=self.eta)
+
+    def prepare(self, how: str, sizes: Sequence[int]) -> None:
+        self.fan_out = list(sizes) if how == "systematic" else []
+
+    def odds_for(self, layer: int, how: str) -> Odds:
+        """On the CPU, systematic draws go by prefix sums: 4 bytes per edge and 8 per node for each fan-out."""
+        odds = self.odds(layer)
+        if how != "systematic" or not self.fan_out:
+            return odds
+        return odds._replace(prefix=self._prefix(self.fan_out[layer], odds))
+
+    def _prefix(self, k: int, odds: Odds) -> Prefix | None:
+        """None where a scan is needed: nothing to go by, or edges that must never come."""
+        g = self.graph
+        if k < 0 or odds.edge is None or not g.indptr.is_cpu:
+            return None
+        if k not in self.sums:
+            if self.eta == 0 and bool((odds.edge <= 0).any()):
+                return None
+            made = empty_prefix(g, self.storage)
+            renew_all(g, k, odds, made)
+            self.sums[k] = made
+        return self.sums[k]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Static:
+        super()._apply(fn, recurse)
+        self.sums.clear()
+        return self
 
 
 def sight(block: Block) -> Sight:

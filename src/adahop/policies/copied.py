@@ -20,7 +20,7 @@ class Copied(nn.Module):
 
     Draws with replacement go by the copy: their probabilities are exactly known, though a little old, and nothing is
     scanned. It is renewed in one pass over the edges whenever enough was learned since; the count of edges decides, so
-    runs with equal seeds stay equal. Memory: 10 bytes a node and layer.
+    runs with equal seeds stay equal. Memory: 10 bytes per node and layer, from `open` on.
     """
 
     node: Tensor
@@ -28,14 +28,25 @@ class Copied(nn.Module):
     reach: Tensor
     since: Tensor
 
-    def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY):
+    def __init__(self, graph: Graph, storage: Storage = MEMORY):
         super().__init__()
-        self.graph = graph
-        n, device = graph.num_nodes, graph.device
-        self.register_buffer("node", storage.ones(layers, n, device=device))
-        self.register_buffer("total", storage.zeros(layers, n, device=device), persistent=False)
-        self.register_buffer("reach", storage.zeros(layers, n, dtype=torch.int16, device=device), persistent=False)
-        self.register_buffer("since", torch.zeros(layers, dtype=torch.int64, device=device))
+        self.graph, self.storage = graph, storage
+        for name in ("node", "total", "reach", "since"):
+            self.register_buffer(name, None, persistent=name in ("node", "since"))
+
+    @property
+    def is_open(self) -> bool:
+        return self.node is not None
+
+    def open(self, square: Tensor) -> None:
+        """Keep a copy of the roots of `square` [layers, N] from now on."""
+        if self.is_open:
+            return
+        shape, device = tuple(square.shape), square.device
+        self.node = torch.sqrt(square, out=self.storage.zeros(*shape, device=device))
+        self.total = self.storage.zeros(*shape, device=device)
+        self.reach = self.storage.zeros(*shape, dtype=torch.int16, device=device)
+        self.since = torch.zeros(len(square), dtype=torch.int64, device=device)
         self.sum_up()
 
     def odds(self, layer: int, eta: float) -> Odds:
@@ -44,6 +55,8 @@ class Copied(nn.Module):
 
     def learned(self, layer: int, edges: int, square: Tensor) -> None:
         """So many edges taught something; the roots of `square` are copied when it is time."""
+        if not self.is_open:
+            return
         self.since[layer] += edges
         if OFTEN * int(self.since[layer]) >= self.graph.num_edges:
             self.since[layer] = 0
@@ -52,11 +65,13 @@ class Copied(nn.Module):
 
     def sum_up(self, layer: int | None = None) -> None:
         """Sums and reaches again from the copy."""
-        for i in range(len(self.node)) if layer is None else (layer,):
+        for i in range(len(self.node) if self.is_open else 0) if layer is None else (layer,):
             ops.bound(self.graph.edges, self.node[i], None, Bound(self.total[i], self.reach[i]))
 
-    def _load_from_state_dict(self, *given: Any, **more: Any) -> None:
-        super()._load_from_state_dict(*given, **more)
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        if f"{prefix}node" in state:
+            self.open(torch.ones_like(state[f"{prefix}node"], device=self.graph.device))
+        super()._load_from_state_dict(state, prefix, *more)
         self.sum_up()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Copied:

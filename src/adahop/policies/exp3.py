@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -73,6 +75,13 @@ class Exp3(Policy):
     def odds(self, layer: int) -> Odds:
         return self.arms.odds(0 if self.share_layers else layer, self.eta)
 
+    def prepare(self, how: str, sizes: Sequence[int]) -> None:
+        if how == "systematic":
+            self.arms.prefix.open()
+
+    def odds_for(self, layer: int, how: str) -> Odds:
+        return self.arms.odds_for(0 if self.share_layers else layer, self.eta, how)
+
     @property
     def log_weight(self) -> Tensor:
         """[states, E] the logarithms of the weights, to look at."""
@@ -89,6 +98,7 @@ class Exp3(Policy):
             sight(block), self._reward(block, energy), self.graph.edges, self.arms.weights(layer), self.mean[layer],
             self.visits[layer], rule, self.arms.scratch,
         )  # fmt: skip
+        self.arms.visited(layer, block.n_id[: block.num_dst], block.ptr, self.eta)
 
     def _reward(self, block: Block, energy: Tensor) -> Tensor:
         """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `whole`) as `scale` is 1 / (k q)."""

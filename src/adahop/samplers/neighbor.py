@@ -48,7 +48,13 @@ class NeighborSampler(Sampler):
         self.budget = flag(budget, "budget")
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
+        self.policy.prepare(self.how, self.fan_out)
         self.slots: Slots | None = None  # on a GPU: blocks of a fixed shape, see `flatten`
+
+    @property
+    def fan_out(self) -> list[int]:
+        """How many edges a target of each layer draws; 1 where that varies."""
+        return [1] * len(self.sizes) if self.budget else self.sizes
 
     def flatten(self) -> bool:
         """Draw blocks of a fixed shape from now on, where that can be; whether it can."""

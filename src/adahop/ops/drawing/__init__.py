@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adahop.ops.drawing import cpu, reference
+from adahop.ops.drawing import cpu, reference, reference_prefix
 from adahop.ops.registry import register
 from adahop.ops.types import Bound, Edges, Odds, Rows
 
@@ -19,6 +19,9 @@ labor = register("labor", reference=reference.labor, cpu=cpu.labor)
 near = register("near", reference=reference.near, cpu=cpu.near)
 total = register("total", reference=reference.total, cpu=cpu.total)
 keep = register("keep", reference=reference.keep, cpu=cpu.keep)
+draw_by_prefix = register("draw_by_prefix", reference=reference_prefix.draw)
+renew = register("renew", reference=reference_prefix.renew, cpu=cpu.renew)
+visit = register("visit", reference=reference_prefix.visit, cpu=cpu.visit)
 inclusion, lifted = reference.inclusion, reference.lifted
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from adahop.ops.buffers import empty
-from adahop.ops.drawing import cpu_labor, cpu_reject, cpu_scan, cpu_tree
+from adahop.ops.drawing import cpu_labor, cpu_prefix, cpu_reject, cpu_scan, cpu_tree
 from adahop.ops.drawing.reference import SURE
 from adahop.ops.numbering import cpu as numbering
 from adahop.ops.threads import over
-from adahop.ops.types import DRAWS, Bound, Drawn, Edges, Near, Odds, Plan, Rows
+from adahop.ops.types import DRAWS, Bound, Drawn, Edges, Near, Odds, Plan, Prefix, Rows, plain_odds
 
 NO_PLACES, NO_WEIGHTS = np.empty(0, np.int64), np.empty(0, np.float32)
 Where = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -35,6 +35,8 @@ def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
     cpu_scan.point(where, ks, ptr)
     plain = odds.edge is None and odds.node is None and how != "poisson"
     whole = rows.since is None and rows.until is None  # sums that are kept are those of whole rows
+    if odds.prefix is not None and not (whole and how == "systematic"):
+        odds = plain_odds(odds)
     work = ptr
     kernel: Callable = cpu_scan.uniform_rows
     given: tuple = (of, where, ptr, ks, DRAWS[how], key)
@@ -44,6 +46,9 @@ def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
     elif whole and odds.bound is not None and odds.eta > 0.0 and how == "multinomial":
         bound = tuple(t.numpy() for t in odds.bound)
         kernel, given = cpu_reject.reject_rows, (*given[:4], key, _odds(odds), edges.indices.numpy(), bound)
+    elif odds.prefix is not None:
+        told = (*_odds(odds), odds.root)
+        kernel, given = cpu_prefix.prefix_rows, (*given[:4], key, told, edges.indices.numpy(), _prefix(odds.prefix))
     elif not plain:
         kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.indices.numpy())
         work = np.concatenate([[0], np.cumsum(where[1] + 16)])
@@ -69,6 +74,24 @@ def _odds(odds: Odds) -> tuple:
     """(edge, node, eta, shift) as the kernels take them."""
     edge, node = (NO_WEIGHTS if t is None else t.numpy() for t in (odds.edge, odds.node))
     return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy()
+
+
+def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
+    return prefix.table.numpy().view(np.uint32), prefix.upto.numpy()
+
+
+def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) -> tuple[Tensor, Tensor]:
+    rows, ks = torch.empty_like(row), torch.empty_like(row)
+    given = (t.numpy() for t in (row, ptr, edges.begin, edges.first, edges.last))
+    many = cpu_prefix.visit(*given, often, prefix.upto.numpy(), rows.numpy(), ks.numpy())
+    return rows[:many], ks[:many]
+
+
+def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
+    work = np.concatenate([[0], np.cumsum((edges.last[rows] - edges.first[rows]).numpy())])
+    given = (t.numpy() for t in (rows, k, edges.first, edges.last, edges.indices))
+    told = (*_odds(odds), odds.root)
+    over(cpu_prefix.renew, rows.numel(), *given, told, *_prefix(prefix), work=work)
 
 
 def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:

@@ -24,7 +24,7 @@ def padded(
     edges: Edges, rows: Rows, target: Tensor, k: int | Tensor, loops: int, how: str, odds: Odds, key: int | Stream
 ) -> Padded:
     """`loops` + k slots per row, see `cuda_slots`."""
-    if how == "poisson" or edges.indices.numel() == 0:
+    if how == "poisson" or odds.prefix is not None or edges.indices.numel() == 0:
         return NotImplemented
     out = _empty(target, k, loops)
     if out.rows == 0:
@@ -73,7 +73,7 @@ def _empty(target: Tensor, k: int | Tensor, loops: int) -> Padded:
 
 def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int | Stream) -> Drawn:
     """The same without empty slots."""
-    if how == "poisson" or edges.indices.numel() == 0 or k.numel() == 0:
+    if how == "poisson" or odds.prefix is not None or edges.indices.numel() == 0 or k.numel() == 0:
         return NotImplemented
     if int(k.min()) < 0 or int(k.max()) > MOST:
         return NotImplemented

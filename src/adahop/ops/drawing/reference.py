@@ -7,8 +7,9 @@ from torch import Tensor
 
 from adahop.ops import random
 from adahop.ops.numbering import reference as numbering
+from adahop.ops.registry import OPS
 from adahop.ops.segments import pointer, segment_max, segment_sum, spans
-from adahop.ops.types import Drawn, Edges, Near, Odds, Padded, Rows
+from adahop.ops.types import Drawn, Edges, Near, Odds, Padded, Rows, plain_odds
 
 FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
 ROUNDS = 50  # a row's constant is settled when no more of its probabilities reach 1, mostly after a few rounds
@@ -67,6 +68,10 @@ def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
 
     `k` holds one number for all rows or one each; -1 takes everyone. `how` is one of DRAWS.
     """
+    if odds.prefix is not None:
+        if how == "systematic" and rows.since is None and rows.until is None:
+            return OPS["draw_by_prefix"](edges, rows, k, odds, key)
+        odds = plain_odds(odds)
     dst, many = rows.row, rows.row.numel()
     k = k.expand(many) if k.numel() == 1 else k
     begin, loops, start, size = extents(edges, rows)

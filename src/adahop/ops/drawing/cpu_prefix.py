@@ -1,0 +1,290 @@
+"""Systematic draws on the CPU from prefix sums of inclusion probabilities: k look-ups per target, nothing is scanned.
+
+A row's inclusion probabilities, divided by k, are whole numbers that sum to 2^32, each at least 1 and at most
+2^32 // k; `table` holds their prefix sums as uint32 (the last, 2^32, is 0 there and never read). The marks are
+floor((U + s 2^32) / k), s = 0 .. k - 1, for one U of 32 random bits. Every whole number below 2^32 is a mark for
+exactly k of all (U, s), so an edge of length l comes with probability exactly k l / 2^32; two marks are at least
+2^32 // k apart, so that no edge comes twice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adahop.ops.drawing.cpu_scan import FLOOR, floyd, inclusion, shift_of, shuffle, sure, systematic
+from adahop.ops.random import base, draw32
+from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write
+
+ONE = 1 << 32  # a row's whole length
+LINE = 16  # uint32 per cache line
+SHORT = 8 * LINE  # edges up to which all lines of a row are asked for, and bisected
+GROUP = 16  # targets whose lines are asked for before the first is read
+AHEAD = 16  # targets whose state is asked for before it is read
+LISTED = np.int32(-(2**31))
+
+
+@part
+def fill(a, n, indices, edge, node, far, root, w):
+    """w[:n] = the odds of the edges a .. a + n; their sum and the largest."""
+    total, best = 0.0, 0.0
+    for j in range(n):
+        x = 1.0
+        if node.shape[0] > 0:
+            x = np.float64(node[indices[a + j] + far])
+            x = np.sqrt(x) if root else x
+        if edge.shape[0] > 0:
+            x *= np.float64(edge[a + j])
+        w[j] = x
+        total += x
+        best = max(best, x)
+    return total, best
+
+
+@part
+def lift(w, n, total, best):
+    """The smallest odds kept within reach of the largest, all alike where there are none; their sum."""
+    low = best * FLOOR if best > 0.0 else 1.0
+    total = 0.0
+    for j in range(n):
+        w[j] = max(w[j], low)
+        total += w[j]
+    return total
+
+
+@part
+def lay(w, n, k, times, even, a, table):
+    """The prefix sums of w * times + even, which sum to 2^32, as whole numbers; the longest step among them."""
+    most, last, exact, longest = ONE // k, np.int64(0), 0.0, np.int64(1)
+    for j in range(n - 1):
+        exact += w[j] * times + even
+        step = min(max(np.int64(exact) - last, 1), most)
+        last += step
+        longest = max(longest, step)
+        table[a + j] = np.uint32(last)
+    table[a + n - 1] = np.uint32(0)
+    after = np.int64(ONE)
+    for j in range(n - 2, -1, -1):  # what the limits of 1 and `most` left over at the end
+        now = np.int64(table[a + j])
+        kept = min(max(now, after - most), after - 1)
+        longest = max(longest, after - kept)
+        if kept == now:
+            break
+        table[a + j] = np.uint32(kept)
+        after = kept
+    return longest
+
+
+@kernel
+def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
+    """The prefix sums of the rows lo..hi again from the odds of today, for draws of ks.
+
+    upto[2 v] is the largest k that v's table serves: no inclusion probability is then above 1.
+    """
+    edge, node, eta, shift, root = odds
+    rows, ks, first, last, indices = bare((rows, ks, first, last, indices))
+    edge, node, shift, table, upto = bare((edge, node, shift, table, upto))
+    longest = 1
+    for i in range(lo, hi):
+        longest = max(longest, last[rows[i]] - first[rows[i]])
+    w = np.empty(longest)
+    for i in range(lo, hi):
+        v = rows[i]
+        a, n, k = first[v], last[v] - first[v], ks[i]
+        total, best = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
+        total = lift(w, n, total, best)
+        if best * (1.0 - eta) <= (1.0 / k - eta / n) * total:
+            times, even = (1.0 - eta) * ONE / total, eta * ONE / n
+        else:
+            inclusion(w, n, k, eta)
+            times, even = ONE / k, 0.0
+        upto[2 * v] = min(ONE // lay(w, n, k, times, even, a, table), 0x7FFFFFFF)
+
+
+@kernel
+def visit(dst, ptr, begin, first, last, often, upto, rows, ks):
+    """Count a visit to each target that left anything to chance; list those due, n / (often k) visits after the last.
+
+    upto[2 v + 1] is the number of visits since. A target that comes twice counts once: what was counted is negative
+    until the end.
+    """
+    many, targets = 0, dst.shape[0]
+    for t in range(targets):
+        if t + AHEAD < targets:
+            prefetch(begin, dst[t + AHEAD])
+            prefetch(first, dst[t + AHEAD])
+            prefetch_write(upto, 2 * dst[t + AHEAD])
+        v = dst[t]
+        n, k = last[v] - first[v], ptr[t + 1] - ptr[t] - (first[v] - begin[v])
+        seen = np.int64(upto[2 * v + 1])
+        if n > k and k > 0 and seen >= 0:
+            due = (seen + 1) * k * often >= n
+            upto[2 * v + 1] = LISTED if due else -1 - seen
+            if due:
+                rows[many], ks[many] = v, k
+                many += 1
+    for t in range(targets):
+        at = 2 * dst[t] + 1
+        if upto[at] < 0:
+            upto[at] = 0 if upto[at] == LISTED else -upto[at]
+    return many
+
+
+@part
+def set_marks(stream, k, d, mark):
+    """mark[d + s] = floor((U + s 2^32) / k)."""
+    bits = np.int64(draw32(stream, 0))
+    whole, rest = ONE // k, ONE % k
+    at, over = bits // k, bits % k
+    for s in range(k):
+        mark[d + s] = at
+        over += rest
+        at += whole + (1 if over >= k else 0)
+        over -= k if over >= k else 0
+
+
+@part
+def bisect(a, n, k, o, d, mark, table, pos):
+    """pos[o + s] = the edge under mark s: all k look-ups step by step together, without branches."""
+    for s in range(k):
+        pos[o + s] = a
+    left = n
+    while left > 1:
+        half = left >> 1
+        for s in range(k):
+            p = pos[o + s]
+            pos[o + s] = p + (half if np.int64(table[p + half - 1]) <= mark[d + s] else 0)
+        left -= half
+
+
+@part
+def seek(a, n, at, t, table):
+    """The edge under the mark t, looked for from `at` on: in steps that double, then by bisection."""
+    last, step, low, high = a + n - 1, LINE, at, at
+    if at < last and np.int64(table[at]) <= t:
+        low, high = at + 1, at + step
+        while high < last and np.int64(table[high]) <= t:
+            step *= 2
+            low, high = high + 1, high + step
+        high = min(high, last)
+    else:
+        low = at - step
+        while low >= a and np.int64(table[low]) > t:
+            step *= 2
+            low, high = low - step, low
+        low = max(low + 1, a)
+    while low < high:
+        middle = (low + high) >> 1
+        right = np.int64(table[middle]) <= t
+        low, high = (middle + 1 if right else low), (high if right else middle)
+    return low
+
+
+@part
+def state(a, n, k, o, table, pos, prob, scale):
+    """The probabilities of the edges found."""
+    unit, most, last = k / np.float64(ONE), ONE // k, a + n - 1
+    for s in range(k):
+        p = pos[o + s]
+        end = np.int64(table[p]) if p < last else np.int64(ONE)
+        length = end - (np.int64(table[p - 1]) if p > a else np.int64(0))
+        q = np.float32(length * unit) if length < most else np.float32(1.0)
+        prob[o + s], scale[o + s] = q, np.float32(1.0) / q
+
+
+@part
+def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, w, idx, out, pos, prob, scale):
+    """k of n by the odds of today."""
+    total, best = fill(a, n, indices, edge, node, far, root, w)
+    lift(w, n, total, best)
+    inclusion(w, n, k, eta)
+    for j in range(n):
+        idx[j] = j
+    shuffle(idx, w, n, stream)
+    taken = systematic(w, n, k, stream, out)
+    for s in range(taken):
+        j = out[s]
+        pos[o + s], prob[o + s], scale[o + s] = a + idx[j], w[j], 1.0 / w[j]
+
+
+@part
+def uniform(a, n, k, o, stream, out, pos, prob, scale):
+    """k of n, all alike."""
+    floyd(n, k, stream, out)
+    q, times = np.float32(np.float64(k) / n), np.float32(np.float64(n) / k)
+    for s in range(k):
+        pos[o + s], prob[o + s], scale[o + s] = a + out[s], q, times
+
+
+@kernel
+def prefix_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, prefix, drawn):
+    """Fill targets lo..hi, k of n without replacement by the rows' tables.
+
+    A row without a table is drawn from evenly; one whose table does not serve k is scanned.
+    """
+    start, size, self_loops, loops = bare(where)
+    edge, node, eta, shift, root = odds
+    edge, node, shift, indices, dst, ptr, ks = bare((edge, node, shift, indices, dst, ptr, ks))
+    table, upto = bare(prefix)
+    pos, prob, scale = bare(drawn)
+    most, longest = 1, 1
+    for t in range(lo, hi):
+        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        most = max(most, ptr[t + 1] - ptr[t])
+        if k > upto[2 * dst[t]] > 0:
+            longest = max(longest, size[t])
+    mark, out = np.empty(GROUP * most, np.int64), np.empty(max(most, longest), np.int64)
+    w, idx = np.empty(longest), np.empty(longest, np.int64)
+    for begin in range(lo, hi, GROUP):
+        end = min(begin + GROUP, hi)
+        for t in range(begin, end):
+            if t + AHEAD < hi:
+                prefetch(upto, 2 * dst[t + AHEAD])
+            a, n, v, d = start[t], size[t], dst[t], (t - begin) * most
+            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+            everyone = k < 0 or n <= k
+            sure(self_loops[t], ptr[t], loops[t], pos, prob, scale)
+            if everyone:
+                sure(a, o, n, pos, prob, scale)
+                continue
+            stream, serves = base(key, v), upto[2 * v]
+            if serves == 0:
+                uniform(a, n, k, o, stream, out, pos, prob, scale)
+            elif serves < k:
+                scan(a, n, k, o, stream, indices, edge, node, shift_of(shift, v), root, eta, w, idx, out, pos, prob,
+                     scale)  # fmt: skip
+            else:
+                set_marks(stream, k, d, mark)
+                if n <= SHORT:
+                    for p in range(a, a + n, LINE):
+                        prefetch(table, p)
+                else:
+                    for s in range(k):
+                        pos[o + s] = a + ((mark[d + s] * n) >> 32)
+                        prefetch(table, pos[o + s])
+        for t in range(begin, end):
+            a, n, d = start[t], size[t], (t - begin) * most
+            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+            if k < 0 or n <= SHORT or upto[2 * dst[t]] < k:
+                continue
+            for s in range(k):
+                p = pos[o + s]
+                p += ((mark[d + s] - np.int64(table[p])) * n) >> 32
+                p = min(max(p, a), a + n - 1)
+                pos[o + s] = p
+                prefetch(table, p)
+        for t in range(begin, end):
+            a, n, d = start[t], size[t], (t - begin) * most
+            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+            if k < 0 or n <= k or upto[2 * dst[t]] < k:
+                continue
+            if n <= SHORT:
+                bisect(a, n, k, o, d, mark, table, pos)
+            else:
+                for s in range(k):
+                    pos[o + s] = seek(a, n, pos[o + s], mark[d + s], table)
+        for t in range(begin, end):
+            a, n, d = start[t], size[t], (t - begin) * most
+            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+            if k < 0 or n <= k or upto[2 * dst[t]] < k:
+                continue
+            state(a, n, k, o, table, pos, prob, scale)

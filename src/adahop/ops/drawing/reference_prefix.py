@@ -1,0 +1,98 @@
+"""Systematic draws from prefix sums of inclusion probabilities, in plain torch; see `cpu_prefix` for the numbers.
+
+A row's sums are made from the odds of one moment and serve until they are made again. Draws in between go by odds that
+are a little old and exactly known: prob and scale are those of the sums.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adahop.ops import random
+from adahop.ops.drawing import reference
+from adahop.ops.segments import pointer, spans
+from adahop.ops.types import Drawn, Edges, Odds, Prefix, Rows, plain_odds
+
+ONE = 1 << 32  # a row's whole length
+
+
+def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) -> tuple[Tensor, Tensor]:
+    """Count a visit to each row; (rows, k) of those whose sums are due, n / (often k) visits after the last time."""
+    place = torch.arange(row.numel())
+    before = torch.full_like(edges.first, row.numel()).scatter_reduce_(0, row, place, "amin")
+    n, k = edges.last[row] - edges.first[row], ptr.diff() - (edges.first[row] - edges.begin[row])
+    counts = (before[row] == place) & (n > k) & (k > 0)
+    row, n, k = row[counts], n[counts], k[counts]
+    seen = prefix.upto[2 * row + 1] + 1
+    due = seen * k * often >= n
+    prefix.upto[2 * row + 1] = torch.where(due, 0, seen).int()
+    return row[due], k[due]
+
+
+def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
+    """The sums of different rows again, from the odds of today, for draws of k."""
+    many, size = rows.numel(), edges.last[rows] - edges.first[rows]
+    row, place = spans(edges.first[rows], size)
+    w = reference.lifted(reference.weigh(place, row, rows, edges.indices, plain_odds(odds)), row, many)
+    length = reference.inclusion(w, row, many, k.double(), odds.eta) / k[row] * ONE
+    for i, part in enumerate(length.split(size.tolist())):
+        sums = _whole(part, ONE // int(k[i]))
+        a, v = int(edges.first[rows[i]]), int(rows[i])
+        prefix.table[a : a + len(part)] = torch.where(sums < ONE // 2, sums, sums - ONE).int()
+        prefix.upto[2 * v] = min(ONE // int(sums.diff(prepend=sums.new_zeros(1)).max()), 2**31 - 1)
+
+
+def _whole(length: Tensor, most: int) -> Tensor:
+    """Prefix sums in whole numbers that end with 2^32, no step less than 1 or more than `most`."""
+    sums = length.cumsum(0).floor().long()
+    sums[-1] = ONE
+    steps = sums.diff(prepend=sums.new_zeros(1))
+    if int(steps.min()) < 1 or int(steps.max()) > most:
+        wanted, last = sums.tolist(), 0
+        for j, x in enumerate(wanted):
+            last += min(max(x - last, 1), most)
+            wanted[j] = last
+        wanted[-1] = ONE
+        for j in range(len(wanted) - 2, -1, -1):
+            wanted[j] = min(max(wanted[j], wanted[j + 1] - most), wanted[j + 1] - 1)
+        sums = torch.tensor(wanted)
+    return sums
+
+
+def draw(edges: Edges, rows: Rows, k: Tensor, odds: Odds, key: int) -> Drawn:
+    """A systematic draw: by the sums of a row, evenly where it has none, by a scan where they do not serve k."""
+    assert odds.prefix is not None
+    many, upto = rows.row.numel(), odds.prefix.upto[2 * rows.row]
+    ks = k.expand(many) if k.numel() == 1 else k
+    size = edges.last[rows.row] - edges.first[rows.row]
+    bare = (ks < 0) | (size <= ks) | (upto == 0)
+    kept = ~bare & (ks <= upto)
+    parts = [_look_up(edges, rows.row, ks, odds.prefix.table, kept.nonzero().flatten(), key)]
+    for some, by in ((bare, Odds()), (~bare & ~kept, plain_odds(odds))):
+        at = some.nonzero().flatten()
+        ptr, *drawn = reference.draw(edges, Rows(rows.row[at]), ks[at], "systematic", by, key)
+        parts.append((torch.repeat_interleave(at, ptr.diff()), *drawn))
+    row, pos, prob, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+    order = torch.argsort(row, stable=True)
+    return Drawn(pointer(torch.bincount(row, minlength=many)), pos[order], prob[order], scale[order])
+
+
+def _look_up(edges: Edges, row: Tensor, ks: Tensor, table: Tensor, at: Tensor, key: int) -> tuple[Tensor, ...]:
+    """Self-loops, then the edges under the marks, found by bisection."""
+    of, s = spans(torch.zeros_like(at), ks[at])
+    v, k = row[at][of], ks[at][of]
+    start, end = edges.first[v], edges.last[v]
+    mark = ((random.unit(key, v, 0) * 2.0**32).long() + s * ONE) // k
+    low, left = start.clone(), end - start
+    while bool((left > 1).any()):
+        half = left // 2
+        passed = (table[(low + half - 1).clamp(min=0)].long() & (ONE - 1)) <= mark
+        low += torch.where(passed & (left > 1), half, 0)
+        left -= half
+    high = torch.where(low < end - 1, table[low].long() & (ONE - 1), ONE)
+    length = high - torch.where(low > start, table[low - 1].long() & (ONE - 1), 0)
+    prob = torch.where(length < ONE // k, length.double() * (k / 2.0**32), 1.0).float()
+    lrow, lpos = spans(edges.begin[row[at]], (edges.first - edges.begin)[row[at]])
+    ones = torch.ones(lrow.numel())
+    return at[torch.cat([lrow, of])], torch.cat([lpos, low]), torch.cat([ones, prob]), torch.cat([ones, 1.0 / prob])
