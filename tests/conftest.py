@@ -90,6 +90,12 @@ def toy_data(nodes: int = 240, classes: int = 3, seed: int = 0, labels: str = "c
     return data
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """PyG's loaders draw by torch's seed where none is given: it is the same before every test."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def graph() -> Graph:
     return messy_graph()

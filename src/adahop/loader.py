@@ -18,6 +18,7 @@ from adahop.ops import get_threads
 from adahop.samplers import Sampler
 from adahop.samplers.ahead import Ahead
 
+Own = TypeVar("Own", bound=Sampler)
 Drawn = TypeVar("Drawn")  # what a sampler gives for the seeds of a batch
 STATE = ("taken", "ahead", "pending")
 
@@ -37,18 +38,19 @@ class Epoch(Generic[Drawn]):
         self.number, self.taken, self.waiting = number, taken, []  # type: int, int, list[Future[Made[Drawn]]]
 
 
-class Batches(Generic[Drawn]):
+class Batches(Generic[Own, Drawn]):
     """What all loaders share. A kind of loader says which seeds an epoch has, what is drawn for them, and its view.
 
     `seeds(epoch)` are the seeds of an epoch, one tensor per batch; `sample(sampler, seeds)` draws for them; `view`
-    makes the batch. These two may run in another thread. `give` and `back` run in the caller's, around each batch.
+    makes the batch. These two may run in another thread. `opened`, `give` and `back` run in the
+    caller's, when an epoch begins and around each batch.
 
     prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws d batches ahead in a
     thread; updates are then applied exactly d batches late, so that runs with equal seeds stay equal. A sampler that
     does not learn draws in up to d threads, one batch each. Either way the batches are the same.
     """
 
-    def __init__(self, sampler: Sampler, batch_size: int, prefetch: int, pin: bool):
+    def __init__(self, sampler: Own, batch_size: int, prefetch: int, pin: bool):
         self.sampler = sampler
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
@@ -64,13 +66,16 @@ class Batches(Generic[Drawn]):
         """The seeds of an epoch by its number, one tensor per batch."""
         raise NotImplementedError
 
-    def sample(self, sampler: Sampler, seeds: Tensor) -> Drawn:
+    def sample(self, sampler: Own, seeds: Tensor) -> Drawn:
         """What the sampler, this loader's or one that draws alike, gives for a batch's seeds."""
         raise NotImplementedError
 
     def view(self, seeds: Tensor, drawn: Drawn) -> Data:
         """The batch that a user gets."""
         raise NotImplementedError
+
+    def opened(self) -> None:
+        """A new epoch begins; not one that goes on from a state."""
 
     def give(self, made: Made[Drawn]) -> Data:
         """The last step, just before a batch is handed out."""
@@ -90,24 +95,27 @@ class Batches(Generic[Drawn]):
 
     def __iter__(self) -> Iterator[Data]:
         epoch, state = self._begin()
-        try:
-            seeds = self._seeds(epoch, len(state.get("ahead", ())))
-            epoch.waiting = [_done(self.unpack(plain)) for plain in state.get("ahead", ())]
-            if self.prefetch == 0:
-                for part in seeds:
-                    yield from self._pass(epoch, self.make(self.sampler, part))
-            else:
-                yield from self._threaded(epoch, seeds, state.get("pending", ()))
-        finally:
-            if self._epoch is epoch:
-                self._epoch = None
+        seeds = self._seeds(epoch, len(state.get("ahead", ())))
+        epoch.waiting = [_done(self.unpack(plain)) for plain in state.get("ahead", ())]
+        if self.prefetch == 0:
+            for part in seeds:
+                yield from self._pass(epoch, self.make(self.sampler, part))
+        else:
+            yield from self._threaded(epoch, seeds, state.get("pending", ()))
+        self._end(epoch)
 
     def _begin(self) -> tuple[Epoch[Drawn], dict[str, Any]]:
         state, self._resumed = self._resumed or {}, None
         number = int(self.sampler.epochs)
         epoch: Epoch[Drawn] = Epoch(state.get("epoch", number - 1) if state else number, state.get("taken", 0))
         self._epoch = epoch
+        if not state:
+            self.opened()
         return epoch, state
+
+    def _end(self, epoch: Epoch[Drawn]) -> None:
+        if self._epoch is epoch:
+            self._epoch = None
 
     def _seeds(self, epoch: Epoch[Drawn], ahead: int = 0) -> Iterator[Tensor]:
         """The epoch's seeds, from the first that was neither taken nor drawn ahead."""
@@ -116,7 +124,7 @@ class Batches(Generic[Drawn]):
             next(seeds, None)
         return seeds
 
-    def make(self, sampler: Sampler, seeds: Tensor) -> Made[Drawn]:
+    def make(self, sampler: Own, seeds: Tensor) -> Made[Drawn]:
         return self.made(seeds, self.sample(sampler, seeds))
 
     def made(self, seeds: Tensor, drawn: Drawn) -> Made[Drawn]:
@@ -138,7 +146,7 @@ class Batches(Generic[Drawn]):
         if self.sampler.apart and workers > 1:
             ahead = Ahead(self.sampler, workers, self.make)
             try:
-                yield from self._hand_out(epoch, seeds, ahead.submit)
+                yield from self._in_turn(epoch, seeds, ahead.submit)
             finally:
                 ahead.shutdown()
             return
@@ -148,7 +156,7 @@ class Batches(Generic[Drawn]):
             self.sampler.update(blocks, energy)
         pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
         try:
-            yield from self._hand_out(
+            yield from self._in_turn(
                 epoch, seeds, lambda part: pool.submit(self._learn_then_make, self.sampler.release(), part)
             )
         finally:
@@ -161,7 +169,7 @@ class Batches(Generic[Drawn]):
         learn()
         return self.make(self.sampler, seeds)
 
-    def _hand_out(
+    def _in_turn(
         self, epoch: Epoch[Drawn], seeds: Iterator[Tensor], submit: Callable[[Tensor], Future[Made[Drawn]]]
     ) -> Iterator[Data]:
         waiting = epoch.waiting
@@ -201,7 +209,7 @@ class Table(Protocol):
     def __getitem__(self, ids: Tensor) -> Tensor: ...
 
 
-class Loader(Batches[list[Block]]):
+class Loader(Batches[Sampler, list[Block]]):
     """Batches for one epoch per iteration: `x` of all nodes, `y` of the seeds, `blocks`, `n_id` (seeds first), `e_id`.
 
     prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws in a thread, d batches
@@ -247,13 +255,10 @@ class Loader(Batches[list[Block]]):
     def seeds(self) -> Iterator[Tensor]:
         """The epoch's seeds alone, for steps that draw by themselves; goes on from a state as batches do."""
         epoch, _ = self._begin()
-        try:
-            for part in self._seeds(epoch):
-                epoch.taken += 1
-                yield part
-        finally:
-            if self._epoch is epoch:
-                self._epoch = None
+        for part in self._seeds(epoch):
+            epoch.taken += 1
+            yield part
+        self._end(epoch)
 
     def seeds_of(self, number: int) -> Iterator[Tensor]:
         self.sampler.epochs.fill_(number)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, NumNeighbors, SamplerOutput
+from torch_geometric.sampler.base import NegativeSampling, SubgraphType
 
-from adahop.checks import InputError, node_ids
+from adahop.checks import InputError, flag, node_ids
 from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, draw_hops, unplaced, weigh
-from adahop.pyg.loader import _subgraph
+from adahop.pyg.hops import Hops, Subgraphs, weigh
 from adahop.pyg.norm import gcn_degree
-from adahop.pyg.source import node_sampler, pyg_options, source
+from adahop.pyg.source import estimator_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
 from adahop.samplers import NeighborSampler
 
 
@@ -34,49 +36,66 @@ class AdaptiveSampler(Learner, BaseSampler):
 
     def __init__(
         self,
-        data: Any,
-        num_neighbors: Any = (10, 10),
+        data: object,
+        num_neighbors: Iterable[int] | NumNeighbors = (10, 10),
         method: str = "adahop",
-        seed: int = 0,
+        seed: int | None = None,
         replace: bool | None = None,
         disjoint: bool = False,
-        subgraph_type: Any = "directional",
+        subgraph_type: SubgraphType | str = "directional",
         weight_attr: str | None = None,
         sampler: NeighborSampler | None = None,
+        estimator: str | None = None,
+        generator: torch.Generator | None = None,
         **options: Any,
     ):
-        data, graph = source(data)
+        self.data, graph = source(data)
+        rest = pyg_options(options, type(self).__init__)
         self.sampler = node_sampler(
-            data, graph, num_neighbors, method, seed, replace, weight_attr, sampler, **pyg_options(options)
+            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, sampler, **rest
         )
-        self.disjoint, self.subgraph = disjoint, _subgraph(subgraph_type, disjoint)
-        self._place, self._degree = unplaced(graph.num_nodes), gcn_degree(graph)
+        self.estimator = estimator_of(estimator, method, weight_attr, sampler)
+        self.disjoint = flag(disjoint, "disjoint")
+        self._subgraphs, self._degree = Subgraphs(disjoint, subgraph_of(subgraph_type, disjoint)), gcn_degree(graph)
         self._drawn: Hops | None = None
+        self._seen, self._since = torch.zeros(graph.num_nodes, dtype=torch.bool), 0  # seeds ever, and since a renewal
 
     @property
     def num_neighbors(self) -> list[int]:
-        return self.sampler.sizes[::-1]
+        return hops_of(self.sampler)
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         if inputs.input_type is not None or inputs.time is not None:
             raise InputError("`inputs` must be plain node ids, got a node type or times, which are not supported yet")
         self._take_back()
         seeds = node_ids(inputs.node, self.sampler.graph.num_nodes, "inputs")
-        hops = self._drawn = draw_hops(self.sampler, seeds, self.disjoint, self.subgraph, self._place)
-        row, col = hops.edge_index
-        return SamplerOutput(
-            node=hops.n_id, row=row, col=col, edge=hops.e_id, batch=hops.tree, num_sampled_nodes=hops.num_nodes,
-            num_sampled_edges=hops.num_edges, metadata=(inputs.input_id, inputs.time),
-        )  # fmt: skip
+        self._renew(seeds)
+        self._drawn = self._subgraphs.draw(self.sampler, seeds)
+        return self._drawn.output(inputs.input_id, inputs.time)
 
-    def sample_from_edges(self, inputs: Any, neg_sampling: Any = None) -> Any:
+    def _renew(self, seeds: Tensor) -> None:
+        """A new snapshot per epoch, which begins where a seed comes again after as many as were ever seen.
+
+        No loader says when an epoch begins. Seeds drawn with replacement come again early: the passes over the data
+        that this costs are each twice as far apart as the one before, until an epoch lies between.
+        """
+        again = bool(self._seen[seeds].any())
+        self._seen[seeds] = True
+        if self._snapshots is not None and (self._since == 0 or (again and self._since >= int(self._seen.sum()))):
+            self._snapshots.renew()
+            self._since = 0
+        self._since += seeds.numel()
+
+    def sample_from_edges(
+        self, inputs: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
+    ) -> SamplerOutput:
         raise InputError("`inputs` must be nodes, got edges: link-level sampling is not supported yet")
 
     @property
     def edge_permutation(self) -> None:
         return None
 
-    def attach(self, batch: Any) -> Any:
+    def attach(self, batch: Data) -> Data:
         """The transform that completes a batch of NodeLoader; it must be the one drawn last."""
         if self._drawn is None or not torch.equal(batch.edge_index.cpu(), self._drawn.edge_index.cpu()):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")

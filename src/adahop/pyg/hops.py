@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.sampler import SamplerOutput
 
 from adahop.block import Block, expand
 from adahop.graph import Graph
-from adahop.ops import induced
+from adahop.ops import induced, segment_sum
 from adahop.samplers import NeighborSampler
-
-SUBGRAPHS = ("directional", "bidirectional", "induced")
 
 
 class Hops(NamedTuple):
@@ -33,6 +33,14 @@ class Hops(NamedTuple):
         blocks: Any = None if self.blocks is None else [tuple(b) for b in self.blocks]
         return (*self[:-1], blocks)
 
+    def output(self, input_id: Tensor | None, time: Tensor | None = None) -> SamplerOutput:
+        """The same as PyG's samplers give it."""
+        row, col = self.edge_index
+        return SamplerOutput(
+            node=self.n_id, row=row, col=col, edge=self.e_id, batch=self.tree, num_sampled_nodes=self.num_nodes,
+            num_sampled_edges=self.num_edges, metadata=(input_id, time),
+        )  # fmt: skip
+
     @classmethod
     def of(cls, parts: Any) -> Hops:
         *rest, blocks = parts
@@ -43,7 +51,7 @@ class _Names:
     """Local ids of the nodes seen so far, one for each node of the graph."""
 
     def __init__(self, seeds: Tensor, num_nodes: int, place: Tensor | None):
-        self.n_id, self.tree, self.none = seeds, None, num_nodes
+        self.n_id, self.tree, self.none = seeds, None, num_nodes  # type: Tensor, Tensor | None, int
         fits = place is not None and place.device == seeds.device
         self.place = place if place is not None and fits else unplaced(num_nodes, seeds.device)
         self.place.scatter_reduce_(0, seeds, torch.arange(seeds.numel(), device=seeds.device), "amin")
@@ -69,7 +77,7 @@ class _Trees:
 
     def __init__(self, seeds: Tensor, num_nodes: int, place: Tensor | None):
         self.n, self.n_id = num_nodes, seeds
-        self.tree = torch.arange(seeds.numel(), device=seeds.device)
+        self.tree: Tensor = torch.arange(seeds.numel(), device=seeds.device)
 
     def join(self, block: Block, start: int) -> Tensor:
         old = self.tree * self.n + self.n_id
@@ -97,6 +105,20 @@ def in_order(key: Tensor) -> tuple[Tensor, Tensor]:
     return order.argsort()[which], first[order]
 
 
+class Subgraphs:
+    """Draws merged subgraphs of one kind; its scratch is one per sampler, so that twins can draw in threads."""
+
+    def __init__(self, disjoint: bool, kind: str):
+        self.disjoint, self.kind = disjoint, kind
+        self._places: weakref.WeakKeyDictionary[NeighborSampler, Tensor] = weakref.WeakKeyDictionary()
+
+    def draw(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
+        place = self._places.get(sampler)
+        if place is None:
+            place = self._places[sampler] = unplaced(sampler.graph.num_nodes)
+        return draw_hops(sampler, seeds, self.disjoint, self.kind, place)
+
+
 @torch.no_grad()
 def draw_hops(
     sampler: NeighborSampler,
@@ -107,20 +129,25 @@ def draw_hops(
 ) -> Hops:
     """Neighbours of the seeds, then of the nodes that were new, and so on: a node draws once, where it first appears.
 
-    Hop h draws with the policy's state of layer L - 1 - h, the layer of a model that needs it last.
+    Hop h draws with the policy's state of layer L - 1 - h, the layer of a model that needs it last. With a budget, a
+    hop's total is spread over the nodes that were new by what an error in each counts for in the sums before it.
     """
     g, layers = sampler.graph, len(sampler.sizes)
     seeds = seeds.to(g.device)
-    names: Any = (_Trees if disjoint else _Names)(seeds, g.num_nodes, place)
+    names: _Names | _Trees = (_Trees if disjoint else _Names)(seeds, g.num_nodes, place)
     start, blocks, edges, counts = 0, [], [], [seeds.numel()]
+    weighs = torch.ones(seeds.numel(), device=g.device) if sampler.budget else None
     for layer in reversed(range(layers)):
         new = names.n_id[start:]
-        k = torch.tensor([sampler.sizes[layer]], device=g.device)
-        block = sampler.block(new, sampler.policy.draw(layer, new, k, sampler.how, sampler.key(layer)))
-        edges.append(torch.stack([names.join(block, start), block.dst + start]))
+        block = _hop(sampler, layer, new, weighs)
+        src = names.join(block, start)
+        edges.append(torch.stack([src, block.dst + start]))
         blocks.append(block)
         start += new.numel()
         counts.append(names.n_id.numel() - start)
+        if weighs is not None:
+            square = (block.weight * block.scale * weighs[block.dst]).square()
+            weighs = segment_sum(square, src, names.n_id.numel())[start:].sqrt()
     names.close()
     sampler.step += 1
     hops = Hops(
@@ -128,6 +155,14 @@ def draw_hops(
         names.tree, counts, [b.num_edges for b in blocks], blocks[::-1],
     )  # fmt: skip
     return hops if subgraph == "directional" else _closed(hops, sampler, subgraph)
+
+
+def _hop(sampler: NeighborSampler, layer: int, dst: Tensor, weighs: Tensor | None) -> Block:
+    """What the new nodes of a hop draw; nothing where its fan-out is 0."""
+    if layer in sampler.skip:
+        return sampler.nothing(dst)
+    k = sampler.many(layer, dst, weighs)
+    return sampler.block(dst, sampler.policy.draw(layer, dst, k, sampler.how, sampler.key(layer)))
 
 
 def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader.utils import filter_data
+from torch_geometric.sampler import NumNeighbors, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
 
-from adahop.block import Block
-from adahop.checks import InputError, KindError, count, flag, function, node_ids, one_of
+from adahop.checks import InputError, KindError, flag, function, node_ids
+from adahop.loader import STATE, Batches, Made
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import SUBGRAPHS, Hops, draw_hops, unplaced, weigh
+from adahop.pyg.hops import Hops, Subgraphs, weigh
 from adahop.pyg.norm import gcn_degree
-from adahop.pyg.source import node_sampler, pyg_options, source
+from adahop.pyg.source import (
+    by_kind,
+    estimator_of,
+    hops_of,
+    inputs,
+    node_sampler,
+    pyg_options,
+    seed_of,
+    source,
+    subgraph_of,
+)
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
 
-ESTIMATORS = ("plain", "snapshot")
-STATE = {"sampler", "snapshots", "epoch", "taken", "ahead", "pending"}
+NEEDED = {*STATE, "sampler", "snapshots", "epoch"}  # of a state
 
 
-class AdaptiveNeighborLoader(Learner):
+class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     """Batches as of PyG's NeighborLoader, drawn by a method of ours, with `edge_weight`, `scale` and `blocks` added.
 
     A batch has the data's node and edge attributes, `edge_index` in local ids (seeds first), `n_id`, `e_id` (the place
-    in `data.edge_index`), `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges` a hop, and with
+    in `data.edge_index`), `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges` per hop, and with
     `disjoint` also `batch`. `num_neighbors` counts from the seeds outwards, as in PyG; each node draws once, where it
     first appears. `scale` makes the sum over a node's drawn edges unbiased, and `edge_weight` is scale times the data's
     own `edge_weight`: pass it to the model, and call `scale_messages(model)` once, for layers that take none and for
@@ -43,7 +52,13 @@ class AdaptiveNeighborLoader(Learner):
     self-loops of the data are always taken and not counted; `replace=None` leaves it to the method; in `disjoint` trees
     a node's draw is the same in all trees of a batch; bidirectional and induced subgraphs estimate no sum (scale 1).
 
-    One seed gives the same batches for any number of threads. prefetch=d draws in a thread, d batches ahead.
+    `sampler` is an adahop NeighborSampler, or one of torch's (ImbalancedSampler, DistributedSampler), which then says
+    which positions of `input_nodes` an epoch has; `neighbor_sampler` takes ours where both are wanted. A number of 0 in
+    `num_neighbors` draws nothing in that hop, -1 takes all. With `budget=True` a number is the total of a hop.
+
+    One seed gives the same batches for any number of threads. Without `seed` it is that of `generator`, else the one
+    last given to `torch.manual_seed` or `seed_everything` (if below 2^32), else 0. prefetch=d draws d batches ahead in
+    threads; `transform` still runs in the caller's, unless `filter_per_worker` is set. `pin_memory` is as in PyG.
 
     >>> import adahop
     >>> data = adahop.load("digits")
@@ -54,46 +69,70 @@ class AdaptiveNeighborLoader(Learner):
 
     def __init__(
         self,
-        data: Any,
-        num_neighbors: Any = (10, 10),
+        data: object,
+        num_neighbors: Iterable[int] | NumNeighbors = (10, 10),
         input_nodes: Any = None,
         *,
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
         method: str = "adahop",
-        seed: int = 0,
+        seed: int | None = None,
         prefetch: int = 0,
         replace: bool | None = None,
         disjoint: bool = False,
-        subgraph_type: Any = "directional",
+        subgraph_type: SubgraphType | str = "directional",
         directed: bool = True,
         weight_attr: str | None = None,
         estimator: str | None = None,
-        transform: Callable[[Data], Any] | None = None,
-        sampler: NeighborSampler | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: Callable[[SamplerOutput], SamplerOutput] | None = None,
+        sampler: NeighborSampler | Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
+        neighbor_sampler: Any = None,
+        input_id: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        pin_memory: bool = False,
+        filter_per_worker: bool | None = None,
         **options: Any,
     ):
         self.data, graph = source(data)
-        self.sampler = node_sampler(
-            self.data, graph, num_neighbors, method, seed, replace, weight_attr, sampler, **pyg_options(options)
+        own, self._order = by_kind(sampler, neighbor_sampler)
+        rest = pyg_options(options, type(self).__init__)
+        drawn_by = node_sampler(
+            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, **rest
         )
-        own = "snapshot" if method == "adahop" and weight_attr is None and sampler is None else "plain"
-        self.estimator = one_of(estimator or own, ESTIMATORS, "estimator")
-        self.nodes = _inputs(input_nodes, graph.num_nodes)
-        self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
-        self.subgraph = _subgraph(
-            subgraph_type if flag(directed, "directed") else "induced", flag(disjoint, "disjoint")
+        super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
+        self.estimator = estimator_of(estimator, method, weight_attr, own)
+        self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
+        self.disjoint = flag(disjoint, "disjoint")
+        self._subgraphs = Subgraphs(
+            disjoint, subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint)
         )
         self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
-        self.disjoint, self.transform = disjoint, function(transform, "transform")
-        self._place, self._degree = unplaced(graph.num_nodes), gcn_degree(graph)
-        self._epoch, self._taken, self._waiting = 0, 0, []  # type: int, int, list[Future]
-        self._resumed: dict[str, Any] | None = None
+        self._batch_order = batch_sampler
+        self._check_order()
+        self.transform = function(transform, "transform")
+        self.transform_sampler_output = function(transform_sampler_output, "transform_sampler_output")
+        self.filter_per_worker = filter_per_worker is not None and flag(filter_per_worker, "filter_per_worker")
+        self._degree = gcn_degree(graph)
+        self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
+
+    def _check_order(self) -> None:
+        """As in torch, two ways to say which seeds a batch has exclude each other."""
+        said = {"sampler": self._order is not None, "shuffle": self.shuffle, "drop_last": self.drop_last}
+        if self._order is not None and self.shuffle:
+            raise InputError("`shuffle` must be left out where a `sampler` decides the order, got both")
+        if self._batch_order is not None:
+            for name in (name for name, given in said.items() if given):
+                raise InputError(f"`{name}` must be left out where a `batch_sampler` decides the batches, got both")
+            if not hasattr(self._batch_order, "__len__") or not isinstance(self._batch_order, Iterable):
+                kind = type(self._batch_order).__name__
+                raise KindError(f"`batch_sampler` must give lists of positions and have a length, got {kind}")
 
     @property
     def num_neighbors(self) -> list[int]:
-        return self.sampler.sizes[::-1]
+        return hops_of(self.sampler)
 
     @property
     def input_nodes(self) -> Tensor:
@@ -104,133 +143,117 @@ class AdaptiveNeighborLoader(Learner):
         return range(self.nodes.numel())
 
     def __len__(self) -> int:
-        n = self.nodes.numel()
+        if self._batch_order is not None:
+            return len(self._batch_order)  # type: ignore[arg-type]
+        n = self.nodes.numel() if self._order is None else len(self._order)  # type: ignore[arg-type]
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def __call__(self, index: Any) -> Data:
         """The batch of some positions in `input_nodes`."""
-        return self._hand_out(self._draw(node_ids(index, self.nodes.numel(), "index"))[2])
+        return self.give(self.make(self.sampler, node_ids(index, self.nodes.numel(), "index")))
 
-    # --- one epoch ---------------------------------------------------------------------------------------------------
+    # --- the steps of a batch -----------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Data]:
-        state, self._resumed = self._resumed, None
-        if state is None:
-            self._epoch, self._taken = int(self.sampler.epochs), 0
-            self.sampler.epochs += 1
-            if self._snapshots is not None:
-                self._snapshots.renew()
-        return self._threaded(state) if self.prefetch else self._plain()
+    def opened(self) -> None:
+        self._parts = None
+        if self._snapshots is not None:
+            self._snapshots.renew()
 
-    def _parts(self) -> list[Tensor]:
-        """Positions in `input_nodes`, a batch each, in an order that the seed and the epoch's number decide."""
-        place = torch.arange(self.nodes.numel())
-        if self.shuffle:
-            place = random.shuffled(place, random.key(self.sampler.seed, EPOCH, self._epoch))
-        return list(place.split(self.batch_size))[: len(self)]
+    def seeds_of(self, number: int) -> Iterator[Tensor]:
+        """Positions in `input_nodes`, one tensor per batch: by seed and number, or by a torch sampler."""
+        self.sampler.epochs.fill_(number + 1)
+        if self._order is None and self._batch_order is None:
+            place = torch.arange(self.nodes.numel())
+            if self.shuffle:
+                place = random.shuffled(place, random.key(self.sampler.seed, EPOCH, number))
+            return iter(place.split(self.batch_size)[: len(self)])
+        if self._parts is None:  # not a resumed epoch
+            self._parts = self._ordered()
+        return iter(self._parts)
 
-    def _plain(self) -> Iterator[Data]:
-        for part in self._parts()[self._taken :]:
-            yield from self._pass(self._draw(part)[2])
-        self._taken = -1  # nothing is left of this epoch
+    def _ordered(self) -> list[Tensor]:
+        n = self.nodes.numel()
+        if self._batch_order is not None:
+            return [node_ids(list(part), n, "batch_sampler") for part in self._batch_order]
+        assert self._order is not None
+        place = node_ids([int(i) for i in self._order], n, "sampler")
+        parts = place.split(self.batch_size) if place.numel() else ()
+        return [part for part in parts if part.numel() == self.batch_size or not self.drop_last]
 
-    def _pass(self, batch: Data) -> Iterator[Data]:
-        self._taken += 1
-        try:
-            yield self._hand_out(batch)
-        except GeneratorExit:
-            if not sys.is_finalizing():  # nobody is left to learn
-                self._take_back(done=False)
-            raise
-        self._take_back()
+    def sample(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
+        return self._subgraphs.draw(sampler, self.nodes[seeds])
 
-    def _threaded(self, state: dict[str, Any] | None) -> Iterator[Data]:
-        self.sampler.defer(True)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
-        waiting = self._waiting = [
-            _done(self._finish(part, Hops.of(hops))) for part, hops in (state or {}).get("ahead", ())
-        ]
-        for blocks, energy in (state or {}).get("pending", ()):
-            self.sampler.update(blocks, energy)
-        try:
-            for part in self._parts()[self._taken + len(waiting) :]:
-                waiting.append(pool.submit(self._learn_then_draw, self.sampler.release(), part))
-                if len(waiting) > self.prefetch:
-                    yield from self._pass(waiting.pop(0).result()[2])
-            while waiting:
-                yield from self._pass(waiting.pop(0).result()[2])
-            self._taken = -1
-        finally:
-            pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
-            self.sampler.defer(False)
-
-    def _learn_then_draw(self, learn: Callable[[], None], part: Tensor) -> tuple[Tensor, Hops, Data]:
-        learn()
-        return self._draw(part)
-
-    # --- one batch ---------------------------------------------------------------------------------------------------
-
-    def _draw(self, part: Tensor) -> tuple[Tensor, Hops, Data]:
-        hops = draw_hops(self.sampler, self.nodes[part], self.disjoint, self.subgraph, self._place)
-        return self._finish(part, hops)
-
-    def _finish(self, part: Tensor, hops: Hops) -> tuple[Tensor, Hops, Data]:
+    def view(self, seeds: Tensor, drawn: Hops) -> Data:
+        hops = self._transformed(self._ids[seeds], drawn)
         row, col = hops.edge_index
         batch = filter_data(self.data, hops.n_id, row, col, hops.e_id)
         for name, ids in (("n_id", hops.n_id), ("e_id", hops.e_id)):
             if name not in batch:  # as in PyG, the data's own ids stay
                 batch[name] = ids
-        batch.input_id, batch.batch_size = part, part.numel()
+        batch.input_id, batch.batch_size = self._ids[seeds], seeds.numel()
         batch.num_nodes = hops.n_id.numel()
         batch.num_sampled_nodes, batch.num_sampled_edges = hops.num_nodes, hops.num_edges
         if hops.tree is not None:
             batch.batch = hops.tree
-        weigh(batch, hops, self.sampler.graph, self._degree)
-        return part, hops, batch if self.transform is None else self.transform(batch)
+        weigh(batch, drawn, self.sampler.graph, self._degree)
+        return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
 
-    # --- a checkpoint ------------------------------------------------------------------------------------------------
+    def _transformed(self, ids: Tensor, hops: Hops) -> Hops:
+        """After `transform_sampler_output`, which may change what is said of the drawn edges, but not these."""
+        if self.transform_sampler_output is None:
+            return hops
+        out = self.transform_sampler_output(hops.output(ids))
+        same = (torch.equal(a, b) for a, b in ((out.node, hops.n_id), (out.edge, hops.e_id)))
+        if not all(same) or not torch.equal(torch.stack([out.row, out.col]), hops.edge_index):
+            raise InputError("`transform_sampler_output` must leave node, row, col and edge as drawn, got others")
+        return hops._replace(tree=out.batch, num_nodes=out.num_sampled_nodes, num_edges=out.num_sampled_edges)
+
+    def give(self, made: Made[Hops]) -> Data:
+        batch = made.batch
+        if self.transform is not None and not self.filter_per_worker:
+            batch = self.transform(batch)
+        return self._hand_out(batch)
+
+    def back(self, done: bool) -> None:
+        self._take_back(done)
+
+    # --- a checkpoint -------------------------------------------------------------------------------------------------
+
+    def pack(self, made: Made[Hops]) -> Any:
+        return made.seeds, made.drawn.plain()
+
+    def unpack(self, plain: Any) -> Made[Hops]:
+        seeds, hops = plain
+        return self.made(seeds, Hops.of(hops))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the remaining batches depend on; taken within an epoch, the next iteration goes on from there."""
         self._take_back()
-        ahead = [f.result() for f in self._waiting] if self._taken > 0 else []
+        position = self.position()
+        if position["taken"] >= len(self):  # after the last batch the next epoch begins
+            position.update(taken=0, ahead=[])
         return {
             "sampler": copy.deepcopy(self.sampler.state_dict()),
             "snapshots": self._found if self._snapshots is None else self._snapshots.state(),
-            "epoch": self._epoch,
-            "taken": self._taken if 0 < self._taken < len(self) else 0,  # after the last batch the next epoch begins
-            "ahead": [(part, hops.plain()) for part, hops, _ in ahead],
-            "pending": [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()],
+            "epoch": 0 if self._epoch is None else self._epoch.number,
+            "batch_size": self.batch_size,
+            "nodes": self.nodes.numel(),
+            "seed": self.sampler.seed,
+            "parts": self._parts if position["taken"] else None,
+            **position,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a `state_dict` of a loader over the same data with the same options."""
-        if not isinstance(state, dict) or not state.keys() >= STATE:
+        if not isinstance(state, dict) or not state.keys() >= NEEDED:
             raise KindError(f"`state` must be the `state_dict` of such a loader, got {type(state).__name__}")
+        for name, own in (("batch_size", self.batch_size), ("nodes", self.nodes.numel())):
+            if state["taken"] and state.get(name, own) != own:
+                what = "`batch_size`" if name == "batch_size" else "the number of `input_nodes`"
+                raise InputError(f"{what} must be {state[name]} to go on within the epoch of this state, got {own}")
         self.sampler.load_state_dict(state["sampler"])
+        self.sampler.seed = state.get("seed", self.sampler.seed)
         self._found = state["snapshots"]
         self._remember(None if self._snapshots is None else self._snapshots.model)
-        self._epoch, self._taken, self._waiting = state["epoch"], state["taken"], []
-        pending = [([Block(*b) for b in blocks], energy) for blocks, energy in state["pending"]]
-        self._resumed = {**state, "pending": pending} if state["taken"] else None
-        for blocks, energy in () if self._resumed else pending:
-            self.sampler.update(blocks, energy)
-
-
-def _done(value: Any) -> Future:
-    future: Future = Future()
-    future.set_result(value)
-    return future
-
-
-def _inputs(input_nodes: Any, n: int) -> Tensor:
-    if isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and isinstance(input_nodes[0], str)):
-        raise InputError("`input_nodes` must be ids or a mask, got a node type: HeteroData is not supported yet")
-    return torch.arange(n) if input_nodes is None else node_ids(input_nodes, n, "input_nodes").cpu()
-
-
-def _subgraph(kind: Any, disjoint: bool) -> str:
-    kind = one_of(str(getattr(kind, "value", kind)), SUBGRAPHS, "subgraph_type")
-    if kind == "induced" and disjoint:
-        raise InputError("`disjoint` must be False for induced subgraphs, got True")
-    return kind
+        self._parts = state.get("parts")
+        self.go_on(state)

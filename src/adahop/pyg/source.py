@@ -2,50 +2,80 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.sampler import NumNeighbors
 
-from adahop.checks import InputError, KindError, flag, one_of
+from adahop.checks import InputError, KindError, edge_weights, flag, node_ids, of_kind, one_of
 from adahop.graph import Graph
-from adahop.methods import METHODS, OTHER, Method, make
+from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
-from adahop.samplers import NeighborSampler
+from adahop.samplers import NeighborSampler, Sampler
+
+ESTIMATORS = ("plain", "snapshot")
+SUBGRAPHS = ("directional", "bidirectional", "induced")
+USERS = 1 << 32  # seeds of users are below, as numpy takes no others; torch's own first one is random and above
 
 # worker processes learn nothing that the others know of, so their options have no use here
-UNUSED = ("filter_per_worker", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "worker_init_fn",
-          "multiprocessing_context", "pin_memory_device", "timeout", "generator", "in_order")  # fmt: skip
-HARMLESS = ("is_sorted", "share_memory", "temporal_strategy")
+UNUSED = ("num_workers", "persistent_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context",
+          "pin_memory_device", "timeout", "in_order")  # fmt: skip
+HARMLESS = ("is_sorted", "share_memory", "temporal_strategy", "dataset", "collate_fn")  # PyG drops the last two as well
 REFUSED = {
     "time_attr": "temporal sampling is not supported yet",
     "input_time": "temporal sampling is not supported yet",
     "edge_label_index": "link-level loading is not supported yet",
     "edge_label": "link-level loading is not supported yet",
     "neg_sampling": "link-level loading is not supported yet",
-    "transform_sampler_output": "use `transform`, which sees the whole batch",
-    "neighbor_sampler": "pass an adahop sampler as `sampler`",
     "custom_cls": "only a PyG Data is supported yet",
-    "input_id": "it is the position in `input_nodes`",
 }
 
 
-def pyg_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What is left for the sampler, after the options of PyG's loader were refused or passed over."""
+def pyg_options(options: dict[str, Any], owner: Callable[..., None]) -> dict[str, Any]:
+    """What is left for the sampler, after the options of PyG's loader were refused or passed over.
+
+    `owner` is the constructor whose own options a mistyped name is compared with.
+    """
     for name, why in REFUSED.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, got {type(options[name]).__name__}: {why}")
     unused = [name for name in UNUSED if options.get(name)]
     if unused:
         warnings.warn(f"`{unused[0]}` is not used: batches are drawn in threads, see `prefetch`", stacklevel=4)
-    known = (*UNUSED, *HARMLESS, *REFUSED)
-    return {k: v for k, v in options.items() if k not in known}
+    passed = (*UNUSED, *HARMLESS, *REFUSED)
+    rest = {k: v for k, v in options.items() if k not in passed}
+    builders: tuple[Callable[..., Any], ...] = (owner, node_wise, *(kind.__init__ for kind in POLICIES.values()))
+    known = {name for build in builders for name in inspect.signature(build).parameters}
+    known = {*known, *passed} - {"self", "graph", "layers", "sizes", "options", "given"}
+    for name in rest:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise InputError(f"an option must be one that the loader or its method takes, got '{name}'{hint}")
+    return rest
 
 
-def source(data: Any) -> tuple[Data, Graph]:
-    """A PyG Data to cut batches from, and its graph."""
+def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
+    """The seed of the draws: as given, else that of the generator, else that of `torch.manual_seed`, else 0."""
+    if generator is not None:
+        of_kind(generator, torch.Generator, "generator")
+        if seed is not None:
+            raise InputError(f"`generator` must be left out where `seed` is given, got both, with seed {seed}")
+        return generator.initial_seed() % (1 << 63)
+    if seed is not None:
+        return seed
+    return torch.initial_seed() if torch.initial_seed() < USERS else 0
+
+
+def source(data: object) -> tuple[Data, Graph]:
+    """A PyG Data to cut batches from, and its graph, with the size of each edge weight where there are weights."""
     if type(data).__name__ == "HeteroData":
         raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
     if not isinstance(data, Data):
@@ -53,30 +83,42 @@ def source(data: Any) -> tuple[Data, Graph]:
     if isinstance(data.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel with batches
         kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
         return Data(edge_index=data.edge_index, **kept), data.graph
-    graph = Graph.from_data(data)
-    return data, graph.to("cpu")
+    weight = getattr(data, "edge_weight", None)
+    if not isinstance(weight, Tensor) or not bool((weight < 0).any()):
+        return data, Graph.from_data(data).to("cpu")
+    size = edge_weights(weight.detach().abs(), data.edge_index.shape[1], "edge_weight")  # a sign changes no odds
+    return data, Graph.from_edge_index(data.edge_index, size, num_nodes=data.num_nodes).to("cpu")
+
+
+def fan_outs(num_neighbors: object) -> list[int]:
+    """PyG's `num_neighbors`: one number per hop from the seeds outwards, -1 for all, 0 for none."""
+    given = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
+    if isinstance(given, dict):
+        raise InputError("`num_neighbors` must be a list, got a dict: edge types are not supported yet")
+    if isinstance(given, Tensor | np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise InputError(f"`num_neighbors` must be a list with one number per hop, got {num_neighbors!r}")
+    if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= -1 for k in given):
+        raise InputError(f"`num_neighbors` must hold whole numbers of at least -1, got {list(given)}")
+    return [int(k) for k in given]
 
 
 def node_sampler(
     data: Data,
     graph: Graph,
-    num_neighbors: Any,
+    num_neighbors: object,
     method: str,
     seed: int,
     replace: bool | None = None,
     weight_attr: str | None = None,
-    given: NeighborSampler | None = None,
+    given: object = None,
     **options: Any,
 ) -> NeighborSampler:
     """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards."""
     if given is not None:
         return fitting(given, graph)
-    if isinstance(num_neighbors, dict):
-        raise InputError("`num_neighbors` must be a list, got a dict: edge types are not supported yet")
-    if torch.is_tensor(num_neighbors):
-        num_neighbors = num_neighbors.tolist()
-    if not isinstance(num_neighbors, Sequence) or isinstance(num_neighbors, str):
-        raise InputError(f"`num_neighbors` must be a list with one number a hop, got {num_neighbors!r}")
+    sizes = fan_outs(num_neighbors)[::-1]
     preset = METHODS[one_of(method, METHODS, "method")].on(OTHER)
     if weight_attr is not None:
         if weight_attr not in data:
@@ -90,8 +132,14 @@ def node_sampler(
         flag(replace, "replace")
         own = str(options.get("draw", preset.options.get("draw", "multinomial")))
         options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
-    sampler = make(method, graph, list(num_neighbors)[::-1], seed=seed, **options)
-    return fitting(sampler, graph)
+    sampler = fitting(make(method, graph, [k or 1 for k in sizes], seed=seed, **options), graph)
+    sampler.skip = frozenset(layer for layer, k in enumerate(sizes) if k == 0)
+    return sampler
+
+
+def hops_of(sampler: NeighborSampler) -> list[int]:
+    """`num_neighbors` of a sampler."""
+    return [0 if layer in sampler.skip else k for layer, k in enumerate(sampler.sizes)][::-1]
 
 
 def serves(preset: Method) -> bool:
@@ -100,10 +148,13 @@ def serves(preset: Method) -> bool:
     return kind is not None and kind.feedback == "energy" and preset.estimator == "plain"
 
 
-def fitting(sampler: Any, graph: Graph) -> NeighborSampler:
+def fitting(sampler: object, graph: Graph) -> NeighborSampler:
     """A sampler that can serve PyG's models over this graph."""
     if not isinstance(sampler, NeighborSampler):
-        raise KindError(f"`sampler` must be an adahop NeighborSampler, got {type(sampler).__name__}")
+        raise KindError(
+            f"`sampler` must be an adahop NeighborSampler, or a torch sampler of positions in `input_nodes`, got "
+            f"{type(sampler).__name__}"
+        )
     if sampler.feedback != "energy":
         raise InputError(f"`method` must learn from energies here, got one that learns from {sampler.feedback}")
     if (sampler.graph.num_nodes, sampler.graph.num_edges) != (graph.num_nodes, graph.num_edges):
@@ -113,3 +164,58 @@ def fitting(sampler: Any, graph: Graph) -> NeighborSampler:
             f"got {theirs}"
         )
     return sampler
+
+
+def by_kind(sampler: object, neighbor_sampler: object) -> tuple[object, Iterable[int] | None]:
+    """(our sampler, the order of seeds): PyG's word `sampler` means torch's, which gives positions; ours came later."""
+    if neighbor_sampler is not None:
+        own = getattr(neighbor_sampler, "sampler", neighbor_sampler)  # of an AdaptiveSampler
+        if not isinstance(own, Sampler):
+            raise KindError(
+                "`neighbor_sampler` must be an adahop NeighborSampler or AdaptiveSampler, got "
+                f"{type(neighbor_sampler).__module__}.{type(neighbor_sampler).__name__}; choose a `method` instead"
+            )
+        if isinstance(sampler, Sampler):
+            raise InputError("`neighbor_sampler` must be left out where `sampler` is one of adahop, got both")
+        return own, _order(sampler)
+    if sampler is None or isinstance(sampler, Sampler) or not isinstance(sampler, Iterable) or isinstance(sampler, str):
+        return sampler, None
+    return None, _order(sampler)
+
+
+def _order(sampler: object) -> Iterable[int] | None:
+    if sampler is not None and not (isinstance(sampler, Iterable) and hasattr(sampler, "__len__")):
+        raise KindError(
+            f"`sampler` must give positions in `input_nodes` and have a length, got {type(sampler).__name__}"
+        )
+    return sampler
+
+
+def inputs(input_nodes: object, n: int, input_id: object = None) -> tuple[Tensor, Tensor]:
+    """The nodes, and the id under which each is known in a batch: as in PyG, its place in a mask or in the list."""
+    if isinstance(input_nodes, str) or (
+        isinstance(input_nodes, tuple) and len(input_nodes) and isinstance(input_nodes[0], str)
+    ):
+        raise InputError("`input_nodes` must be ids or a mask, got a node type: HeteroData is not supported yet")
+    nodes = torch.arange(n) if input_nodes is None else node_ids(input_nodes, n, "input_nodes").cpu()
+    masked = getattr(input_nodes, "dtype", None) in (torch.bool, np.dtype(bool))
+    if input_id is None:
+        return nodes, nodes if masked else torch.arange(nodes.numel())
+    ids = torch.as_tensor(input_id).cpu()
+    if ids.shape != nodes.shape:
+        raise InputError(f"`input_id` must have one id per input node, {nodes.numel()} in all, got {tuple(ids.shape)}")
+    return nodes, ids
+
+
+def subgraph_of(kind: object, disjoint: bool) -> str:
+    """The kind of subgraph by its name or PyG's SubgraphType."""
+    name = one_of(str(getattr(kind, "value", kind)), SUBGRAPHS, "subgraph_type")
+    if name == "induced" and disjoint:
+        raise InputError("`disjoint` must be False for induced subgraphs, got True")
+    return name
+
+
+def estimator_of(estimator: str | None, method: str, weight_attr: str | None, own: object) -> str:
+    """As given; else a snapshot for the default method, and none where a user chose the odds or the sampler."""
+    chosen = method != "adahop" or weight_attr is not None or own is not None
+    return one_of(estimator or ("plain" if chosen else "snapshot"), ESTIMATORS, "estimator")

@@ -17,19 +17,20 @@ from torch import Tensor
 from adahop import ops
 from adahop.samplers.base import Sampler
 
+Own = TypeVar("Own", bound=Sampler)
 Drawn = TypeVar("Drawn")
 
 
-class Ahead(Generic[Drawn]):
+class Ahead(Generic[Own, Drawn]):
     """`submit(seeds)` for what `draw(sampler, seeds)` would give next, as a future; `draw` moves the sampler's step on.
 
     Each thread draws with a twin of the sampler, so `draw` must use the sampler that it is given.
     """
 
-    def __init__(self, sampler: Sampler, workers: int, draw: Callable[[Sampler, Tensor], Drawn]):
+    def __init__(self, sampler: Own, workers: int, draw: Callable[[Own, Tensor], Drawn]):
         self.sampler, self.draw = sampler, draw
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="adahop-ahead")
-        self.twins: SimpleQueue[Sampler] = SimpleQueue()
+        self.twins: SimpleQueue[Own] = SimpleQueue()
         for _ in range(workers):
             self.twins.put(sampler.twin())
 
