@@ -147,7 +147,7 @@ def changed(content: bytes) -> bytes:
 def test_the_last_good_one_is_used_and_it_says_so(tmp_path, damage):
     files, options = two(tmp_path)
     files[1].write_bytes(damage(files[1].read_bytes()))
-    with pytest.warns(UserWarning, match=rf"{files[1].name} must be .*the one before it is used"):
+    with pytest.warns(UserWarning, match=rf"{files[1].name} must be .*the previous one is used"):
         result = fit(DATA, checkpoint=tmp_path, **options)
     assert same(everything(result), everything(fit(DATA, **options)))
 
@@ -158,7 +158,7 @@ def test_none_is_good(tmp_path):
     for path in files:
         path.write_bytes(cut(path.read_bytes()))
     with pytest.raises(
-        InputError, match="must hold a whole checkpoint, got 2 damaged; without files a run begins anew"
+        InputError, match="must hold an intact checkpoint, got 2 damaged; delete the files to start again"
     ):
         fit(DATA, checkpoint=Checkpoints(tmp_path, say=said.append), **options)
     assert len(said) == 2 and "none is left" in said[1]

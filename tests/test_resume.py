@@ -92,7 +92,7 @@ def test_a_damaged_file_is_spoken_of(run, monkeypatch, tmp_path):
     newest.write_bytes(newest.read_bytes()[:-100])
     (folder / ".result.json.999999999.part").write_text("half")
     code, _, err = run("train", "--resume", folder)
-    assert code == 0 and f"adahop: {newest} must be a whole checkpoint" in err and "the one before it is used" in err
+    assert code == 0 and f"adahop: {newest} must be a complete checkpoint" in err and "the previous one is used" in err
     assert same_runs(tmp_path / "whole", folder)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the last two states of a run in a folder, each whole and with a checksum; the last good one counts."""
+"""Checkpoints: the last two states of a run in a folder, each with a checksum; the newest intact one is used."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor
 from adahop.checks import InputError, KindError, function
 from adahop.records import write_whole
 
-MARK = b"adahop checkpoint 1\n"  # the end of every file; before it stand the checksum and what torch saved
+MARK = b"adahop checkpoint 1\n"  # the end of every file; before it come what torch saved and the checksum
 DIGEST = 32
-KEEP = 2  # the one before stays until the newest is whole, and in case that one is damaged later
-SHARE = 20  # every="auto": writing takes no more than one part in so many of the time
+KEEP = 2  # the previous one is kept in case the newest is damaged
+SHARE = 20  # every="auto": writing takes at most 1 / SHARE of the time
 
 
 class Checkpoints:
     """The states of one run, in files `<name>-<number>.ckpt` of a folder; `fit(..., checkpoint=...)` writes and reads.
 
-    `every` says how often, beside the end of each epoch: a number of steps, "30s" for seconds, or "auto" for as often
-    as costs no more than a twentieth of the time (ends of epochs included). `say` hears of damaged files.
+    `every` says how often, besides the end of each epoch: a number of steps, "30s" for seconds, or "auto" for at most a
+    twentieth of the time (ends of epochs included). `say` is called with a sentence about each damaged file.
 
     >>> Checkpoints("runs/a", every="30s").pace
     ('seconds', 30.0)
@@ -44,7 +44,7 @@ class Checkpoints:
             raise KindError(f"`checkpoint` must be a folder, got {folder!r}")
         self.folder, self.name, self.pace = Path(folder), name, pace(every)
         self.say = function(say, "say") or _warn
-        self.writes = True  # of several processes one alone writes
+        self.writes = True  # only one of several processes writes
         self._wrote, self._cost = time.monotonic(), 0.0
         self._found: dict[str, Any] | None = None
 
@@ -55,7 +55,7 @@ class Checkpoints:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def due(self, step: int, end: bool = False) -> bool:
-        """Whether a state is wanted after this step, or at an epoch's `end`."""
+        """Whether to write a state after this step, or at an epoch's `end`."""
         kind, many = self.pace
         if not self.writes:
             return False
@@ -64,7 +64,7 @@ class Checkpoints:
         return end or (step % many == 0 if kind == "steps" else time.monotonic() - self._wrote >= many)
 
     def save(self, state: dict[str, Any]) -> Path:
-        """One more file; those before the last two go."""
+        """Writes one more file and deletes all but the last two."""
         began = time.monotonic()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class Checkpoints:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def files(self) -> list[Path]:
-        """What is there, oldest first."""
+        """Existing files, oldest first."""
         found = self.folder.glob(f"{self.name}-*.ckpt")
         return sorted((p for p in found if self._number(p) >= 0), key=self._number)
 
@@ -93,7 +93,7 @@ class Checkpoints:
         return int(tail) if tail.isascii() and tail.isdigit() else -1
 
     def last(self) -> dict[str, Any] | None:
-        """The newest state that is whole, read once; None where there is no file. Damaged files are spoken of."""
+        """The newest intact state, read once; None if there is no file. Damaged files are reported."""
         if self._found is None:
             files = self.files()
             for path in reversed(files):
@@ -102,16 +102,16 @@ class Checkpoints:
                     break
                 except InputError as e:
                     more = path != files[0]
-                    self.say(f"{e}; {'the one before it is used' if more else 'none is left'}")
+                    self.say(f"{e}; {'the previous one is used' if more else 'none is left'}")
             if files and self._found is None:
                 many = f"{len(files)} damaged" if len(files) > 1 else "a damaged one"
                 raise InputError(
-                    f"{self.folder} must hold a whole checkpoint, got {many}; without files a run begins anew"
+                    f"{self.folder} must hold an intact checkpoint, got {many}; delete the files to start again"
                 )
         return self._found
 
     def until(self, step: int) -> dict[str, Any] | None:
-        """The newest whole state of no more than so many steps."""
+        """The newest intact state with at most `step` steps."""
         for path in reversed(self.files()):
             with contextlib.suppress(InputError):
                 state = read(path)
@@ -120,7 +120,7 @@ class Checkpoints:
         return None
 
     def take(self) -> dict[str, Any] | None:
-        """`last()`, not held on to."""
+        """`last()`, without keeping a reference."""
         state, self._found = self.last(), None
         return state
 
@@ -144,7 +144,7 @@ def pace(every: Any) -> tuple[str, float]:
 
 
 class _Tee:
-    """Passes on what is written and sums it up. An error waits until torch's writer is through: it cannot bear one."""
+    """Writes and hashes. An error is kept until torch's writer is done, since it does not handle one."""
 
     def __init__(self, f: BinaryIO):
         self.f, self.hash = f, hashlib.blake2b(digest_size=DIGEST)
@@ -171,16 +171,16 @@ def _fill(f: BinaryIO, state: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a file; a file that is cut, changed or not ours is an InputError."""
+    """The state in a file; InputError if it is truncated, changed or not a checkpoint."""
     try:
         content = memoryview(path.read_bytes())
     except OSError as e:
         raise InputError(f"{path} must be a readable checkpoint, got {e.strerror or e}") from None
     if bytes(content[-len(MARK) :]) != MARK:
-        raise InputError(f"{path} must be a whole checkpoint, got a file that was cut or is none of ours")
+        raise InputError(f"{path} must be a complete checkpoint, got a file that is truncated or of another kind")
     payload, digest = content[: -len(MARK) - DIGEST], content[-len(MARK) - DIGEST : -len(MARK)]
     if hashlib.blake2b(payload, digest_size=DIGEST).digest() != bytes(digest):
-        raise InputError(f"{path} must be as it was written, got a checksum that says otherwise")
+        raise InputError(f"{path} must be as it was written, got another checksum")
     try:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as e:
@@ -191,7 +191,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def content_hash(data: Any) -> str:
-    """A name for what a run reads: the graph, the features, the labels and the splits."""
+    """Identifies the data of a run: graph, features, labels and splits."""
     h = hashlib.blake2b(data.graph.hash().encode(), digest_size=16)
     for name in ("x", "y", "train_mask", "val_mask", "test_mask"):
         t: Tensor = getattr(data, name)
@@ -201,7 +201,7 @@ def content_hash(data: Any) -> str:
 
 
 def agree(mine: dict[str, Any], kept: dict[str, Any]) -> None:
-    """A run goes on with the settings and the data it began with."""
+    """InputError unless a resumed run has the settings and data it started with."""
     for field in {**mine, **kept}:
         if mine.get(field) != kept.get(field):
             said = "the data's content" if field == "data" else f"`{field}`"

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: config, metrics as they come, the best checkpoint. Files are whole or absent."""
+"""Files of a run: config, metrics, the best model. They are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adahop.checks import InputError
 
 
 def write_whole(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never a part."""
+    """Writes a temporary file, then renames: a reader sees the old file or the new one, never a part."""
     beside = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
         with open(beside, "wb") as f:
@@ -35,7 +35,7 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None
 
 
 def _sync(folder: Path) -> None:
-    """The new name itself is on the disk, where the system can say so."""
+    """Syncs the directory entry, where the system supports it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -45,7 +45,7 @@ def _sync(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """What a killed process left half-written goes; a living one's stays."""
+    """Deletes temporary files of processes that have ended."""
     for part in [*folder.glob(".*.part"), *folder.glob(".probe.*")]:
         pid = part.name.removesuffix(".part").rpartition(".")[2]
         if pid.isdigit() and not _alive(int(pid)):
@@ -84,11 +84,11 @@ class Records:
         write_whole(self.folder / name, (_text(value, indent=2) + "\n").encode())
 
     def lines(self, name: str, value: dict[str, Any]) -> None:
-        """JSON with a line for each key, and for each row of a list of rows: short, and changes show well."""
+        """JSON with one line per key and per row of a list of rows, for short files and readable diffs."""
         write_whole(self.folder / name, ("{\n" + ",\n".join(_line(k, v) for k, v in value.items()) + "\n}\n").encode())
 
     def row(self, name: str, value: dict[str, Any]) -> None:
-        """One more line of a JSONL file, whole or not at all."""
+        """Appends a line to a JSONL file, completely or not at all."""
         path, line = self.folder / name, (_text(value) + "\n").encode()
         try:
             with open(path, "ab", buffering=0) as f:
@@ -105,7 +105,7 @@ class Records:
             raise InputError(f"{path} must be writable, got {e.strerror or e}") from None
 
     def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Only these rows of a JSONL file stay; a line that was cut goes too."""
+        """Deletes the other rows of a JSONL file, and truncated lines."""
         path = self.folder / name
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         kept = [line for line in lines if line.endswith(b"\n") and (row := _row(line)) is not None and wanted(row)]
@@ -116,12 +116,12 @@ class Records:
         return (self.folder / name).exists()
 
     def fresh(self, *names: str) -> None:
-        """What an earlier command left under these names goes, lest it be taken for this one's."""
+        """Deletes files of an earlier command with these names."""
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
     def drop(self, name: str) -> None:
-        """A folder of that name goes."""
+        """Deletes a folder."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def tensors(self, name: str, state: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Records:
 
 
 class Read(Records):
-    """Another process's records: nothing is written to them."""
+    """Records of another process: nothing is written."""
 
     writes = False
 
@@ -159,7 +159,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _text(value: Any, **style: Any) -> str:
-    """JSON that every reader takes: nan and infinity become null."""
+    """Strict JSON: nan and infinity become null."""
     return json.dumps(_finite(value), allow_nan=False, **style)
 
 

@@ -1,8 +1,8 @@
-"""Several processes: seeds split, gradients averaged, what is learnt exchanged. Alone, nothing of it happens."""
+"""Training in several processes: seeds are split, gradients averaged, policy updates exchanged."""
 
 from typing import Any
 
-from adahop.distributed.heart import session
+from adahop.distributed.heartbeat import session
 from adahop.distributed.parted import PartedTeam
 from adahop.distributed.peers import Peers, join, launched, leave
 from adahop.distributed.shard import HOW, Shard
@@ -16,7 +16,7 @@ __all__ = [
 
 
 def team(data: Any = None) -> Alone:
-    """The team of this process: alone unless processes were joined; with a shard for data, each owns a part."""
+    """What this process does for the others: nothing in a single process; with a `Shard` as data, each owns a part."""
     if not together():
         return Alone()
     return PartedTeam(data) if isinstance(data, Shard) else Team()

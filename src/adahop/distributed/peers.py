@@ -1,4 +1,4 @@
-"""Peers: the processes of one training, and the few ways they talk. Every call is made by all, in one order."""
+"""Peers: the processes of one training and their collective calls, which all ranks make in the same order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from torch import Tensor
 from adahop.checks import InputError
 
 KINDS = (torch.int32, torch.int64, torch.float32, torch.float64, torch.bool)
-TIMEOUT = timedelta(minutes=30)  # of one call: an evaluation may take long; a dead rank is found sooner, see `heart`
+TIMEOUT = timedelta(minutes=30)  # of one call, which may wait for an evaluation; `heartbeat` finds a dead rank sooner
 
 
 def launched() -> bool:
-    """Whether torchrun, or whoever speaks its language, started several processes."""
+    """Whether torchrun, or another launcher with its environment variables, started several processes."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def join(device: str = "cpu") -> bool:
-    """Meet the other processes: gloo between CPUs, NCCL between GPUs. Once, before anything is shared.
+    """Creates the process group: gloo for CPUs, NCCL for GPUs.
 
-    False where a process group is there already, such as that of Ray Train or Lightning: it is used, and is its
-    maker's to end.
+    False if one exists already, such as that of Ray Train or Lightning: it is used, and left to its owner to destroy.
     """
     if dist.is_initialized():
         return False
@@ -38,13 +37,13 @@ def join(device: str = "cpu") -> bool:
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself, else by rank 0
-    store = meeting(TIMEOUT, first=rank == 0 and not hosted)
+    store = shared_store(TIMEOUT, first=rank == 0 and not hosted)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     return True
 
 
-def meeting(timeout: timedelta, first: bool = False) -> dist.Store:
-    """The meeting point of this start of the job: after a restart, what was said before it must not be heard."""
+def shared_store(timeout: timedelta, first: bool = False) -> dist.Store:
+    """A key-value store of all ranks, with a prefix per restart so that values from before it are not read."""
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*where, is_master=first, timeout=timeout, wait_for_workers=False)
     return dist.PrefixStore(f"adahop/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -56,7 +55,7 @@ def leave() -> None:
 
 
 class Peers:
-    """Rank, size, and collective calls that count their bytes; `sent` is what this rank handed to the network."""
+    """Rank, size, and collective calls that count their bytes; `sent` is what this rank sent."""
 
     def __init__(self) -> None:
         self.rank, self.size, self.sent, self.received = dist.get_rank(), dist.get_world_size(), 0, 0
@@ -80,7 +79,7 @@ class Peers:
         return [(t / n).view_as(p) if n else None for t, n, p in zip(parts, many, like, strict=True)]
 
     def gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Everyone's tensors, a list a rank: the same number and kinds on every rank, any length of the first side."""
+        """The tensors of all ranks, one list per rank: equal in number and dtype, with any first dimension."""
         packed, shape = _pack(tensors)
         sizes = [torch.empty_like(shape) for _ in range(self.size)]
         dist.all_gather(sizes, shape)
@@ -94,7 +93,7 @@ class Peers:
         return [_unpack(flat, s, tensors) for flat, s in zip(got, sizes, strict=True)]
 
     def swap(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """parts[r] goes to rank r; returns what each rank sent here. All parts have the same kinds of tensors."""
+        """parts[r] goes to rank r; returns what each rank sent here. All parts have the same dtypes."""
         packed = [_pack(part) for part in parts]
         shapes = [s for _, s in packed]
         theirs = [torch.empty_like(s) for s in shapes]
@@ -107,7 +106,7 @@ class Peers:
         return [_unpack(flat, s, parts[0]) for flat, s in zip(got, theirs, strict=True)]
 
     def tell(self, value: Any, rank: int = 0) -> Any:
-        """A plain value of one rank, to all."""
+        """Broadcasts a plain value of one rank."""
         box = [value]
         dist.broadcast_object_list(box, src=rank)
         return box[0]
@@ -120,7 +119,7 @@ class Peers:
 
 
 def _all_to_all(out: list[Tensor], given: list[Tensor]) -> None:
-    """One flat exchange with uneven parts, which gloo and NCCL both know."""
+    """One flat exchange with uneven parts, which both gloo and NCCL support."""
     flat, into = torch.cat(given), torch.cat(out)
     dist.all_to_all_single(into, flat, [t.numel() for t in out], [t.numel() for t in given])
     at = 0
@@ -130,7 +129,7 @@ def _all_to_all(out: list[Tensor], given: list[Tensor]) -> None:
 
 
 def _pack(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """All bytes in one row, and [bytes, lengths of the first side]."""
+    """All bytes in one row, and [bytes, first dimensions]."""
     assert all(t.dtype in KINDS for t in tensors)
     flat = [t.contiguous().view(-1).view(torch.uint8) if t.numel() else _nothing(t) for t in tensors]
     # every tensor begins at a multiple of 8: a view as int64 must be aligned

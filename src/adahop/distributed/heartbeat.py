@@ -1,4 +1,4 @@
-"""A heartbeat: a rank that dies or stops ends the job, with a sentence that names it, instead of leaving it to wait."""
+"""Heartbeat: when a rank dies or stops, the others name it and end instead of waiting for ever."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from adahop.distributed.peers import Peers, join, launched, leave, meeting
+from adahop.distributed.peers import Peers, join, launched, leave, shared_store
 
 BEAT = 1.0  # seconds between two beats
-LOST = 20.0  # without a beat for so long, a rank is lost
+LOST = 20.0  # seconds without a beat after which a rank counts as lost
 DONE = "done"
 
 
-class Heart:
-    """A thread that says `here` at the meeting point every second, and listens for the others."""
+class Heartbeat:
+    """A thread that writes a beat to the shared store every second and reads those of the other ranks."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.store = meeting(timedelta(seconds=LOST))  # a line of its own
+        self.store = shared_store(timedelta(seconds=LOST))  # a connection of its own
         self.store.set(f"who/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
         self.store.set(self._beat(self.rank), "0")
         others = [r for r in range(self.size) if r != self.rank]
         found = [self.store.get(f"who/{r}").decode().split() for r in others]  # waits for them
         self.who = {r: (host, int(pid)) for r, (host, pid) in zip(others, found, strict=True)}
-        self.heard: dict[int, tuple[str, float]] = {r: ("", time.monotonic()) for r in others}
+        self.seen: dict[int, tuple[str, float]] = {r: ("", time.monotonic()) for r in others}
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._go, name="adahop-heart", daemon=True)
+        self.thread = threading.Thread(target=self._go, name="adahop-heartbeat", daemon=True)
         self.thread.start()
 
     def _beat(self, rank: int) -> str:
@@ -47,33 +47,33 @@ class Heart:
             beats += 1
             try:
                 self.store.set(self._beat(self.rank), str(beats))
-                self.listen()
-            except RuntimeError:  # the meeting point itself is gone
+                self.read_beats()
+            except RuntimeError:  # the store itself is gone
                 if not self.over.is_set():
-                    _end("the process that started the job, or rank 0, cannot be reached any more")
-            lost = [r for r, (said, when) in self.heard.items() if said != DONE and time.monotonic() - when > LOST]
+                    _end("the process that started the job, or rank 0, cannot be reached")
+            lost = [r for r, (said, when) in self.seen.items() if said != DONE and time.monotonic() - when > LOST]
             if lost and not self.over.is_set():
-                _end(f"{self.named(lost[0])} has not been heard of for {LOST:.0f} s")
+                _end(f"{self.named(lost[0])} has sent no heartbeat for {LOST:.0f} s")
 
-    def listen(self) -> None:
-        for r in self.heard:
+    def read_beats(self) -> None:
+        for r in self.seen:
             said = self.store.get(self._beat(r)).decode()
-            if said != self.heard[r][0]:
-                self.heard[r] = said, time.monotonic()
+            if said != self.seen[r][0]:
+                self.seen[r] = said, time.monotonic()
 
     def named(self, rank: int) -> str:
         host, pid = self.who[rank]
         return f"rank {rank} (process {pid} on {host})"
 
     def dead(self) -> str | None:
-        """A rank of this machine whose process is no more."""
+        """A rank on this machine whose process has ended."""
         for r, (host, pid) in self.who.items():
             if host == socket.gethostname() and not _alive(pid):
                 return self.named(r)
         return None
 
     def blame(self, error: Exception) -> NoReturn:
-        """A call failed: say who is gone. On other machines silence must tell, and the thread then ends the process."""
+        """A collective call failed: name the rank that died. Elsewhere the missing heartbeat ends this process."""
         until = time.monotonic() + LOST + 5
         while time.monotonic() < until:
             name = self.dead()
@@ -90,7 +90,7 @@ class Heart:
 
 
 def _alive(pid: int) -> bool:
-    """A process that ended but was not waited for yet is a zombie, and dead."""
+    """Whether a process runs; a zombie, not yet waited for, has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
@@ -106,17 +106,17 @@ def _alive(pid: int) -> bool:
 
 
 def _end(sentence: str) -> NoReturn:
-    goes_on = "the job ends, and --resume goes on from its last checkpoint"
-    print(f"adahop: {sentence}; {goes_on}", file=sys.__stderr__, flush=True)
+    then = "the job ends, and --resume continues from its last checkpoint"
+    print(f"adahop: {sentence}; {then}", file=sys.__stderr__, flush=True)
     os._exit(1)
 
 
 @contextlib.contextmanager
 def session(device: str = "cpu") -> Iterator[bool]:
-    """Inside, this process is one of several where torchrun started several; yields whether it is the first.
+    """Joins the processes that torchrun started; yields whether this is rank 0, which alone prints and writes.
 
-    The first alone prints and writes. A rank that dies inside is named by the others, which end. A process group that
-    was there before is left as it is, and to its maker to watch over.
+    If a rank dies inside, the others name it and end. A process group that exists already is used and left open, and
+    watching its ranks is left to its owner.
     """
     if not launched():
         yield True
@@ -126,16 +126,16 @@ def session(device: str = "cpu") -> Iterator[bool]:
         with contextlib.nullcontext() if first else _quiet():
             yield first
         return
-    heart = Heart()
+    heartbeat = Heartbeat()
     try:
-        with contextlib.nullcontext() if heart.rank == 0 else _quiet():
-            yield heart.rank == 0
+        with contextlib.nullcontext() if heartbeat.rank == 0 else _quiet():
+            yield heartbeat.rank == 0
     except RuntimeError as error:
         if not _of_a_peer(error):
             raise
-        heart.blame(error)
-    heart.stop()
-    Peers().wait()  # the first may keep the meeting point: it stays until all have turned away from it
+        heartbeat.blame(error)
+    heartbeat.stop()
+    Peers().wait()  # rank 0 may host the store: it stays until all are done with it
     leave()
 
 
@@ -146,6 +146,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _of_a_peer(error: RuntimeError) -> bool:
-    """Whether it came from a call to others that was not answered."""
+    """Whether the error came from a collective call that another rank did not answer."""
     words = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "timed out", "connection")
     return isinstance(error, dist.DistError) or any(w in str(error).lower() for w in words)
