@@ -17,7 +17,7 @@ from torch_geometric.datasets import PPI, Flickr, Planetoid, Reddit2
 from adahop.checks import IdError, InputError, KindError
 from adahop.datasets import DATASETS, FORMS, Dataset, load
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(os.environ.get("ADAHOP_DATA", "data"))  # real graphs, where there are any
 MANIFEST = json.loads((SHARED / "MANIFEST.json").read_text()) if (SHARED / "MANIFEST.json").is_file() else {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from adahop.ops.drawing import reference
 from adahop.samplers import Labor
 from conftest import block_sum, full_sum, messy_graph, same_blocks
 
-PPI = Path(__file__).parents[2] / "shared" / "data" / "ppi_rebuilt_labels.npz"
+PPI = Path(os.environ.get("ADAHOP_DATA", "data")) / "ppi_rebuilt_labels.npz"
 
 
 @pytest.mark.parametrize("refine", [0, 1, 3])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -458,7 +459,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", default="kernels,epochs,growth,peers,cached,methods")
     parser.add_argument("--out", default="gpu.json")
-    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--data", default=os.environ.get("ADAHOP_DATA", "data"))
     parser.add_argument("--device", default=DEV)
     parser.add_argument("--only", default="")
     given = parser.parse_args()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from statistics import median
@@ -65,7 +66,9 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data", type=Path, help="folder of the .npz files")
+    parser.add_argument(
+        "--data", default=os.environ.get("ADAHOP_DATA", "data"), type=Path, help="folder of the .npz files"
+    )
     parser.add_argument("--graph", default="ppi_rebuilt_labels")
     parser.add_argument("--neighbors", type=int, default=10)
     parser.add_argument("--batches", type=int, default=12)

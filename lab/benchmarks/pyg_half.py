@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import re
 import sys
 import time
@@ -160,7 +161,9 @@ def write(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data", type=Path, help="folder of the .npz files")
+    parser.add_argument(
+        "--data", default=os.environ.get("ADAHOP_DATA", "data"), type=Path, help="folder of the .npz files"
+    )
     parser.add_argument("--out", default=HERE / "results" / "pyg_half.jsonl", type=Path)
     parser.add_argument("--only", default="", help="words that must all be in 'graph script way k'")
     parser.add_argument("--seeds", type=int, default=3)

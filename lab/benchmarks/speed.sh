@@ -9,7 +9,7 @@ python=${PYTHON:-python}
 rounds=${ROUNDS:-5}
 clock=${CLOCK:-wall}
 threads=${THREADS:-1,2}
-ppi=${PPI:-../shared/data/ppi_rebuilt_labels.npz}
+ppi=${PPI:-${ADAHOP_DATA:-data}/ppi_rebuilt_labels.npz}
 mkdir -p "$out"
 
 small=rmat:200000,10000000

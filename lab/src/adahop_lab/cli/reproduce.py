@@ -25,7 +25,8 @@ def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all.")],
     datasets: Annotated[str | None, option("With commas between; all that have cells if left out.")] = None,
     rows: Annotated[
-        str | None, option("Rows with commas between, by file name, all k or one (as bliss-k5); all if left out.")
+        str | None,
+        option("Rows with commas between, all k or one (as bliss-k5); all if left out."),
     ] = None,
     runs: Annotated[
         int | None, option("Runs a cell, seeds counted up from 0; the cell's own number if left out.")
@@ -37,7 +38,7 @@ def reproduce(
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
     jobs: Annotated[int, option("Processes side by side, a thread each; 0 for one a core.")] = 0,
     data: Annotated[
-        str | None, option("Folder of .npz files and downloads; else ADAHOP_DATA, data, the cache.")
+        str | None, option("Folder of .npz files and downloads; else ADAHOP_DATA, and the cache of downloads.")
     ] = None,
     cells: Annotated[str | None, option("Folder of the cells' files; else `runs` here or beside the source.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch public data sets that are not here.")] = False,
@@ -54,8 +55,8 @@ def reproduce(
     found = {cell.place: cell for name in names for cell in cells_of(name, folder)}
     wanted = _chosen(datasets, sorted({c.dataset for c in found.values()}), "datasets")
     one_k = {c.row for c in found.values() if c.k is not None}
-    kept = _chosen(rows, sorted({c.file for c in found.values()}), "rows", one_k)
-    chosen = [c for c in found.values() if c.dataset in wanted and (c.file in kept or c.row in kept)]
+    kept = _chosen(rows, sorted({c.line for c in found.values()}), "rows", one_k)
+    chosen = [c for c in found.values() if c.dataset in wanted and (c.line in kept or c.row in kept)]
     Records(out)
     workers = jobs or (1 if device.startswith("cuda") else _cores())
     setting = Setting(Path(out), tuple(p.resolve() for p in roots(data)), device, workers, download)

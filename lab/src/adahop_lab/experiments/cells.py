@@ -1,7 +1,13 @@
-"""Cell: one row of a table on one data set, read from `runs/<experiment>/<dataset>/<row>.yaml`."""
+"""Cell: one row of a table on one data set, read from `runs/<experiment>/<dataset>.json`.
+
+{"common": {"epochs": 200, ...}, "rows": {"gcn-bs": {"name": "GCN-BS", "method": "bs", ...}, ...}}
+
+A row has what is in `common` and what it says itself.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +15,6 @@ from typing import Any
 from adahop.checks import InputError, count
 from adahop.config import Config
 from adahop.methods import METHODS
-from adahop_lab.experiments.plain import read
 
 OWN = ("name", "runs", "metric", "note", "chosen", "ks", "per_k", "visits", "degree", "draws")
 SETTINGS = tuple(name for name in Config.__dataclass_fields__ if name != "device")
@@ -41,8 +46,8 @@ class Cell:
         return Path(self.experiment, self.dataset, self.row)
 
     @property
-    def file(self) -> str:
-        """The name of its file, which a row has in common with those of another k."""
+    def line(self) -> str:
+        """Its name in the file, which it shares with those of another k."""
         return self.row if self.k is None else self.row.removesuffix(f"-k{self.k}")
 
     def config(self, device: str = "cpu", **changes: Any) -> Config:
@@ -56,16 +61,23 @@ class Cell:
 
 
 def parse(path: Path) -> list[Cell]:
-    """The cells of a file: one, or one for each of its `ks`."""
-    said = read(path)
+    """The cells of a file: one for each row, or for each of a row's `ks`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = {row: {**found.get("common", {}), **own} for row, own in found["rows"].items()}
+    except (ValueError, TypeError, AttributeError, KeyError) as e:
+        raise InputError(f"{path} must be JSON with `common` and `rows`, got {type(e).__name__}: {e}") from None
+    return [cell for row, said in rows.items() for cell in _cells(path, row, said)]
+
+
+def _cells(path: Path, row: str, said: dict[str, Any]) -> list[Cell]:
     for key in said:
         if key not in OWN and key not in SETTINGS:
-            raise InputError(f"a key of {path} must be one of {', '.join((*OWN, *SETTINGS))}, got '{key}'")
+            raise InputError(f"a key of {row} in {path} must be one of {', '.join((*OWN, *SETTINGS))}, got '{key}'")
     if "name" not in said:
-        raise InputError(f"{path} must have a `name`, got none")
-    dataset, experiment = path.parent.name, path.parent.parent.name
+        raise InputError(f"{row} in {path} must have a `name`, got none")
     cell = Cell(
-        experiment, dataset, path.stem, str(said["name"]), {k: v for k, v in said.items() if k in SETTINGS},
+        path.parent.name, path.stem, row, str(said["name"]), {k: v for k, v in said.items() if k in SETTINGS},
         count(said.get("runs", 3), 1, "runs"), said.get("metric"), said.get("note", ""), said.get("chosen", ""),
         more={k: v for k, v in said.items() if k in ("visits", "degree", "draws")},
     )  # fmt: skip
@@ -80,13 +92,9 @@ def _at(cell: Cell, k: int, per_k: list[int]) -> Cell:
 
 
 def read_cells(folder: Path, experiment: str, datasets: list[str] | None = None) -> list[Cell]:
-    """Every cell of an experiment's folder, on these data sets; the order is that of the file names."""
-    home = folder / experiment
-    known = sorted(p.name for p in home.iterdir() if p.is_dir()) if home.is_dir() else []
-    return [
-        cell for name in known if datasets is None or name in datasets
-        for path in sorted((home / name).glob("*.yaml")) for cell in parse(path)
-    ]  # fmt: skip
+    """Every cell of an experiment, on these data sets; the order is that of the files."""
+    paths = sorted((folder / experiment).glob("*.json"))
+    return [cell for path in paths if datasets is None or path.stem in datasets for cell in parse(path)]
 
 
 def cells_folder(given: str | None) -> Path:
@@ -94,6 +102,6 @@ def cells_folder(given: str | None) -> Path:
     beside = Path(__file__).parents[3] / "runs"
     tries = [Path(given)] if given is not None else [Path("runs"), beside]
     for folder in tries:
-        if any(folder.glob("*/*/*.yaml")):
+        if any(folder.glob("*/*.json")):
             return folder
-    raise InputError(f"`cells` must be a folder of <experiment>/<dataset>/<row>.yaml files, got {tries[0]}")
+    raise InputError(f"`cells` must be a folder of <experiment>/<dataset>.json files, got {tries[0]}")

@@ -14,10 +14,10 @@ FOLDERS = {"ppi": "PPI", "reddit": "Reddit2", "flickr": "Flickr", "cora": "Cora"
 
 
 def roots(given: str | None) -> list[Path]:
-    """The given folder, or the environment's ADAHOP_DATA, `data` here, `../shared/data`, and the cache of downloads."""
+    """The given folder, or the environment's ADAHOP_DATA and the cache of downloads."""
     if given is not None:
         return [Path(given).expanduser()]
-    tries = [os.environ.get("ADAHOP_DATA"), "data", "../shared/data", "~/.cache/adahop"]
+    tries = [os.environ.get("ADAHOP_DATA"), "~/.cache/adahop"]
     return [Path(root).expanduser() for root in tries if root]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ class Outcome:
         return summary([run["test"] for run in self.facts["runs"]])
 
     @property
+    def epoch(self) -> float | None:
+        """Median seconds an epoch of the timing experiment; its older runs have drawing and the model's step apart."""
+        runs = [run for run in (self.times or {"runs": []})["runs"] if "epoch" in run or "sampling" in run]
+        spent = [
+            run.get("epoch") or [a + b for a, b in zip(run["sampling"], run["model"], strict=True)] for run in runs
+        ]
+        return statistics.median(t for run in spent for t in run) if spent else None
+
+    @property
     def paper(self) -> tuple[float, float] | None:
         return printed(self.cell)
 
@@ -47,16 +57,8 @@ class Outcome:
 
     @property
     def unexplained(self) -> bool:
-        """It differs from the paper, and nobody has said why."""
+        """It differs from the paper, and no note says why."""
         return self.far and not self.cell.note
-
-    def explained(self) -> str:
-        """Why it differs; empty where it does not."""
-        if not self.far or self.ours is None or self.paper is None:
-            return ""
-        way = "above" if self.ours.mean > self.paper[0] else "below"
-        gap = f"{abs(self.ours.mean - self.paper[0]):.3f} {way} the paper's {self.paper[0]:.3f}"
-        return f"{self.cell.name} is {gap}. " + (self.cell.note or "Unexplained: the cell has no note on it.")
 
 
 def outcomes(name: str, folder: Path, out: Path, datasets: list[str] | None = None) -> list[Outcome]:

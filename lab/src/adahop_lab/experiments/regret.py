@@ -47,7 +47,7 @@ class Stars:
         """[stars, n]: how many times each neighbour comes on average, by the policy's odds and the kind of draw."""
         odds = sampler.policy.odds(0)
         w = torch.ones(STARS * self.n) if odds.edge is None else odds.edge
-        w = (w.double() - w.max()).exp() if odds.log else w.double()
+        w = w.double()
         w = w if odds.node is None else w * odds.node[STARS:].double()
         if sampler.how == "multinomial":
             w = w.view(STARS, self.n)

@@ -1,14 +1,17 @@
-"""Where results lie. A run that is done is a whole file; a cell that is done is one file for all its runs.
+"""Where results lie. A run that is done is a whole file; a data set's cells that are done are one file.
 
-<out>/<experiment>/<dataset>/<row>.json         settings, scores, what they were made with: the same on every run
-<out>/<experiment>/<dataset>/<row>.times.json   seconds and machine: never the same
-<out>/<experiment>/<dataset>/.<row>/            runs of a cell that is not done yet
+<out>/<experiment>/<dataset>.json          settings, scores, what they were made with: the same on every run
+<out>/<experiment>/<dataset>.times.json    seconds and machine: never the same
+<out>/<experiment>/.<dataset>/<row>/       runs of a cell that is not done yet
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +30,15 @@ class Store:
         self.out = Path(out)
 
     def files(self, cell: Cell) -> tuple[Path, Path]:
-        home = self.out / cell.place
-        return home.with_name(f"{cell.row}.json"), home.with_name(f"{cell.row}.times.json")
+        home = self.out / cell.experiment
+        return home / f"{cell.dataset}.json", home / f"{cell.dataset}.times.json"
 
     def pending(self, cell: Cell) -> Path:
-        home = self.out / cell.place
-        return home.with_name(f".{cell.row}")
+        return self.out / cell.experiment / f".{cell.dataset}" / cell.row
 
     def cell(self, cell: Cell) -> tuple[Row, Row] | None:
         """(facts, times) of a cell that is done, for however many runs."""
-        facts, times = (_read(path) for path in self.files(cell))
+        facts, times = (_rows(path).get(cell.row) for path in self.files(cell))
         return None if facts is None else (facts, times or {"runs": []})
 
     def keep(self, cell: Cell, name: str, facts: Row, times: Row) -> None:
@@ -68,7 +70,7 @@ class Store:
         return found
 
     def join(self, cell: Cell, settings: Row, grid: list[Row] | None) -> None:
-        """One file for all runs of a cell; the parts go once it is there."""
+        """All runs of a cell into its data set's file; the parts go once they are there."""
         runs = dict(sorted(self.runs(cell, settings).items()))
         made: list[Row] = []
         for seed, (facts, _) in runs.items():
@@ -77,20 +79,22 @@ class Store:
             made[-1]["seeds"].append(seed)
         rows = [{k: v for k, v in facts.items() if k not in ("with", "about")} for facts, _ in runs.values()]
         about = next(iter(runs.values()))[0]["about"]
-        head = {"experiment": cell.experiment, "dataset": cell.dataset, "row": cell.row, "name": cell.name}
+        head = {"row": cell.row, "name": cell.name}
+        facts = {**head, "settings": settings, **about, "grid": grid, "made": made, "seeds": list(runs), "runs": rows}
         score, spent_on = self.files(cell)
-        records = Records(score.parent)
-        records.lines(spent_on.name, {**head, "runs": [spent for _, spent in runs.values()]})
-        found = {**head, "settings": settings, **about, "grid": grid, "made": made, "seeds": list(runs), "runs": rows}
-        records.lines(score.name, found)
+        with _locked(score.parent):
+            _put(spent_on, cell, {**head, "runs": [spent for _, spent in runs.values()]})
+            _put(score, cell, facts)
         self.clear(cell)
 
     def clear(self, cell: Cell) -> None:
         """The parts of a cell, and what a killed writer left of one."""
-        for path in (*self.pending(cell).glob("*"), *self.pending(cell).glob(".*.part")):
+        home = self.pending(cell)
+        for path in (*home.glob("*"), *home.glob(".*.part")):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.pending(cell).rmdir()
+        with contextlib.suppress(OSError):  # absent, or with another cell's parts in it
+            home.rmdir()
+            home.parent.rmdir()
 
     def clash(self, cell: Cell, settings: Row) -> None:
         """Results of other settings are never written over unasked."""
@@ -101,6 +105,30 @@ class Store:
                 f"`out` must hold no results of {cell.place} with other settings, got {', '.join(sorted(gone))} "
                 f"different in {self.files(cell)[0]}; --renew runs such cells anew"
             )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One command at a time changes the files of a folder; the system lets go when a process dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _put(path: Path, cell: Cell, row: Row) -> None:
+    """The file with this row in it, rows by name; whole or as before."""
+    rows = {**_rows(path), row["row"]: row}
+    ordered = [rows[name] for name in sorted(rows)]
+    Records(path.parent).lines(path.name, {"experiment": cell.experiment, "dataset": cell.dataset, "rows": ordered})
+
+
+def _rows(path: Path) -> dict[str, Row]:
+    """A file's rows by name; none where there is no file."""
+    found = _read(path)
+    return {} if found is None else {row["row"]: row for row in found["rows"]}
 
 
 def _read(path: Path) -> Row | None:

@@ -101,14 +101,10 @@ def _with_noise(o: Outcome) -> str:
 
 def timing(console: Console, name: str, found: list[Outcome]) -> None:
     for dataset, rows in by_dataset(found).items():
-        table = Table("method", "sampling", "model", "seconds an epoch", title=f"{title(name)}, {label(dataset)}")
+        table = Table("method", "seconds an epoch", title=f"{title(name)}, {label(dataset)}")
         for o in rows:
-            spent = o.times["runs"] if o.times else []
-            if not spent:
-                table.add_row(o.cell.name, NOT_RUN, style="dim")
-                continue
-            parts = [statistics.median(t for run in spent for t in run[key]) for key in ("sampling", "model")]
-            table.add_row(o.cell.name, *(f"{part:.3f}" for part in (*parts, sum(parts))))
+            absent = o.epoch is None
+            table.add_row(o.cell.name, NOT_RUN if absent else f"{o.epoch:.3f}", style="dim" if absent else "")
         console.print(table)
 
 

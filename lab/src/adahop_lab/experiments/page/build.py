@@ -123,41 +123,28 @@ def _absent(rows: list[Outcome]) -> list[Html]:
 
 
 def _timing(found: Found) -> tuple[str, str, Html]:
-    """Bars: drawing and the model's step, seconds an epoch."""
+    """Bars: seconds an epoch."""
     parts: list[Any] = []
     for dataset, rows in by_dataset(found["timing"]).items():
-        spent = {o.cell.name: _spent(o) for o in rows if o.times and o.times["runs"]}
+        spent = {o.cell.name: o.epoch for o in rows if o.epoch is not None}
         if spent:
             parts += [tag("h3", label(dataset)), _bars(spent, f"Seconds on {label(dataset)}")]
     words = (
-        "One thread, one run at a time, medians of three epochs. Sampling is drawing and gathering features; the "
-        "model's part is forward, backward, the optimizer and the sampler's update."
+        "One thread, one run at a time, medians of three epochs: drawing, gathering features, forward, backward, the "
+        "optimizer and the sampler's update."
     )
     told = [tag("p", words), *parts] if parts else [tag("p", NOT_RUN, class_="absent")]
     return "timing", EXPERIMENTS["timing"].title, join(told)
 
 
-def _bars(spent: dict[str, tuple[float, float]], what: str) -> Html:
-    most = max(map(sum, spent.values()))
+def _bars(spent: dict[str, float], what: str) -> Html:
+    most = max(spent.values())
     body = []
-    for name, (draws, steps) in spent.items():
-        bar = tag("td", _bar(draws / most, "draws"), _bar(steps / most, "steps"), class_="bar")
-        seconds = [tag("td", f"{v:.3g}") for v in (draws, steps, draws + steps)]
-        body.append(tag("tr", tag("th", name, scope="row"), bar, seconds))
-    swatches = [tag("i", class_=k) for k in ("draws", "steps")]
-    heads = ("Method", "", [swatches[0], "sampling"], [swatches[1], "model"], "both")
-    head = tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads]))
+    for name, seconds in spent.items():
+        bar = tag("td", tag("span", style=f"width:{100 * seconds / most:.1f}%"), class_="bar")
+        body.append(tag("tr", tag("th", name, scope="row"), bar, tag("td", f"{seconds:.3g}")))
+    head = tag("thead", tag("tr", [tag("th", h, scope="col") for h in ("Method", "", "seconds")]))
     return wide(tag("table", head, tag("tbody", body), class_="bars"), what)
-
-
-def _spent(o: Outcome) -> tuple[float, float]:
-    runs = (o.times or {})["runs"]
-    a, b = (statistics.median(t for run in runs for t in run[key]) for key in ("sampling", "model"))
-    return a, b
-
-
-def _bar(share: float, kind: str) -> Html:
-    return tag("span", class_=kind, style=f"width:{100 * share:.1f}%")
 
 
 def _ogb(found: Found) -> tuple[str, str, Html]:
