@@ -87,6 +87,14 @@ def test_a_folder_that_is_none(tmp_path, capsys):
     assert left.value.code == 2 and "`folder` must be a folder of results" in capsys.readouterr().err
 
 
+def test_a_folder_without_results(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", str(tmp_path), "-o", str(page), "--cells", str(write_cells(tmp_path / "runs"))])
+    assert left.value.code == 2 and "must hold results of `adahop reproduce`" in capsys.readouterr().err
+    assert not page.exists()
+
+
 def test_no_results_at_all_is_a_page_too(tmp_path):
     page, loose = build(tmp_path, write_cells(tmp_path / "runs"))
     assert loose == [] and "0 of " in page and "not run here" in page

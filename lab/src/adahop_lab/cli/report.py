@@ -11,7 +11,9 @@ import typer
 from adahop.checks import InputError
 from adahop.cli.train import option
 from adahop.records import write_whole
+from adahop_lab.experiments.catalogue import EXPERIMENTS
 from adahop_lab.experiments.cells import cells_folder
+from adahop_lab.experiments.outcome import outcomes
 from adahop_lab.experiments.page import build
 
 
@@ -23,7 +25,11 @@ def report(
     """Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."""
     if not Path(folder).is_dir():
         raise InputError(f"`folder` must be a folder of results, got {folder}")
-    page, loose = build(Path(folder), cells_folder(cells))
+    cells_in = cells_folder(cells)
+    names = [name for name in EXPERIMENTS if name != "convergence"]
+    if not any(o.facts is not None for name in names for o in outcomes(name, cells_in, Path(folder))):
+        raise InputError(f"`folder` must hold results of `adahop reproduce`, got {folder} with none")
+    page, loose = build(Path(folder), cells_in)
     write_whole(Path(output), page.encode())
     print(f"{output}: {len(page) / 1e6:.1f} MB")
     if loose:
