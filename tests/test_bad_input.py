@@ -356,7 +356,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(tmp_path):
         program.send_signal(signal.SIGINT)
         out, err = (text.decode() for text in program.communicate(timeout=200))
     assert program.returncode == 130 and "Traceback" not in out + err
-    assert err.splitlines()[-1] == f"adahop: interrupted; `adahop train --resume {tmp_path}` goes on"
+    assert err.splitlines()[-1] == f"adahop: interrupted; `adahop train --resume {tmp_path}` continues it"
     files = sorted((tmp_path / "checkpoints").iterdir())
     assert files and all(read(p) for p in files)
 

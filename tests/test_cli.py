@@ -340,7 +340,7 @@ def test_ctrl_c_without_a_terminal(tmp_path):
         out, err = program.communicate(timeout=120)
     assert program.returncode == 130 and "Traceback" not in out + err
     *epochs, end = err.splitlines()
-    assert end == f"adahop: interrupted; `adahop train --resume {tmp_path}` goes on"
+    assert end == f"adahop: interrupted; `adahop train --resume {tmp_path}` continues it"
     said = ("seed 0 epoch", "adahop compiles its kernels once")  # the latter where nothing was compiled before
     assert all(line.startswith(said) for line in epochs)
     assert {p.name for p in tmp_path.iterdir()} == {"config.json", "metrics.jsonl", "checkpoints"}

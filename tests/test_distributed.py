@@ -188,7 +188,7 @@ def test_a_rank_that_dies_is_named_and_the_job_resumes(tmp_path):
     again = start(2, ["-m", "adahop", "train", "--resume", str(out), "--json"])
     told = [p.communicate(timeout=120) for p in again]
     assert [p.returncode for p in again] == [0, 0], told
-    assert "goes on after step" in told[0][1] and told[1] == ("", "")
+    assert "continues after step" in told[0][1] and told[1] == ("", "")
     assert json.loads(told[0][0].splitlines()[-1])["runs"][0]["steps"] == 40 * 5
     assert sorted(f.name for f in out.iterdir()) == ["best-seed0.pt", "config.json", "metrics.jsonl", "result.json"]
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

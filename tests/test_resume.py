@@ -75,7 +75,7 @@ def test_rows_are_neither_lost_nor_doubled(run, monkeypatch, tmp_path, more):
     with open(folder / "metrics.jsonl", "ab") as f:
         f.write(b'{"seed": 1, "ep')  # a line that a kill cut
     code, out, err = run("train", "--resume", folder, "--json")
-    assert code == 0 and "seed 1 goes on after step 6, epoch 2" in err
+    assert code == 0 and "seed 1 continues after step 6, epoch 2" in err
     result, whole = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("stopped", "whole"))
     assert json.loads(out.splitlines()[-1]) == result and result["test_mean"] == whole["test_mean"]
     assert same_runs(tmp_path / "whole", folder)

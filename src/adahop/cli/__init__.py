@@ -57,7 +57,9 @@ def _version(asked: bool) -> None:
 
 
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Train graph neural networks with samplers that learn which neighbours matter."""
 
@@ -117,14 +119,14 @@ def main(args: list[str] | None = None) -> NoReturn:
 
 
 def _out_of_memory(e: Exception) -> NoReturn:
-    """torch says RuntimeError for it, on any device."""
+    """torch raises RuntimeError for it, on any device."""
     if not no_room(e):
         _of_typer(e)  # its Exit is a RuntimeError too
     _fail("out of memory; smaller `sizes`, `batch_size` or `hidden` need less", 1)
 
 
 def _of_typer(e: Exception) -> NoReturn:
-    """What typer raises to leave, and for a bad flag; all else is ours, and its traceback is wanted."""
+    """What typer raises to exit, and for a bad flag; any other exception is a bug and keeps its traceback."""
     if type(e).__name__ in ("Abort", "Exit"):
         sys.exit(getattr(e, "exit_code", 1))
     if not hasattr(e, "format_message"):

@@ -27,8 +27,8 @@ def convert(
 ) -> None:
     """Check the files of a graph and write them as one .npz for `--dataset`.
 
-    Edges: .csv, .tsv, .txt (also .gz) or .parquet with the columns src, dst and perhaps weight, header or not.
-    Features: .npy, scipy's .npz or a table. Labels: .npy or a table with a label, or id and label, a row.
+    Edges: .csv, .tsv, .txt (also .gz) or .parquet with columns src, dst and optionally weight, header or not.
+    Features: .npy, scipy's .npz or a table. Labels: .npy or a table with a label, or id and label, per row.
     """
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

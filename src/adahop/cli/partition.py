@@ -1,4 +1,4 @@
-"""`adahop partition`: a data set cut into parts, one a process; and the part of a rank of `adahop train`."""
+"""`adahop partition`: a data set cut into parts, one per process; and the part of a rank of `adahop train`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from adahop.mapped.folder import MANIFEST
 def partition(
     dataset: Annotated[str, typer.Argument(help="A name of `adahop list`, a file, or a folder of `convert --mmap`.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The folder to write.")],
-    parts: Annotated[int, typer.Option(help="How many: one for each process.")] = 2,
+    parts: Annotated[int, typer.Option(help="Number of parts, one per process.")] = 2,
     how: Annotated[str, typer.Option(help="range: nodes as they are numbered; metis: neighbours together.")] = "metis",
 ) -> None:
     """Cut a data set into parts, each with its nodes' in-edges, features and labels, for `train --partition`."""
@@ -33,7 +33,7 @@ def partition(
 
 
 def shard(dataset: str, how: str) -> Shard:
-    """This rank's part. What is not a folder yet is cut first, by a process of its own: no rank holds the whole."""
+    """This rank's part. A data set without parts is cut first by a separate process: no rank holds all of it."""
     if not launched():
         raise InputError(f"`partition` must be left out for one process, or torchrun must start several, got {how}")
     home, here = Path(dataset).expanduser(), team()
@@ -54,7 +54,7 @@ def shard(dataset: str, how: str) -> Shard:
 
 
 def _kept(dataset: str, how: str, parts: int) -> Path:
-    """Where the parts of a data set lie; a file that has changed since has another place."""
+    """The folder of a data set's parts; a changed file gets another folder."""
     file = Path(dataset).expanduser()
     stamp = f"{file.stat().st_mtime_ns} {file.stat().st_size} {file.resolve()}" if file.is_file() else dataset
     name = hashlib.blake2b(f"{stamp} {how} {parts}".encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""`adahop train --resume DIR`: what the folder says, what may be said beside it, and rows that stay in step."""
+"""`adahop train --resume DIR`: settings from the folder, flags that may be given with it, and rows to keep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adahop.config import Config
 from adahop.records import Records, sweep
 
 CHECKPOINTS = "checkpoints"
-FREE = ("context", "resume", "checkpoint_every", "as_json")  # flags that do not say what is trained
+FREE = ("context", "resume", "checkpoint_every", "as_json")  # flags that do not change the run
 
 
 class Kept:
@@ -41,7 +41,7 @@ class Kept:
         sweep(self.folder / CHECKPOINTS)
 
     def agrees(self, context: typer.Context) -> None:
-        """Every flag on the line says what the folder says."""
+        """InputError if a flag on the command line differs from the folder's settings."""
         for name, value in context.params.items():
             source = context.get_parameter_source(name)
             if name in FREE or source is None or source.name != "COMMANDLINE":
@@ -53,7 +53,7 @@ class Kept:
                 )
 
     def flag(self, name: str) -> Any:
-        """What a flag would have said."""
+        """The value of a flag."""
         known = {
             "dataset": self.dataset, "seed": self.seeds[0], "runs": len(self.seeds), "out": str(self.folder),
             "sizes": ",".join(map(str, self.config.sizes)), "log_variance": self.log_variance,
@@ -83,7 +83,7 @@ def read_json(path: Path, must: str = "") -> dict[str, Any]:
 
 
 def restarted(out: str | None) -> str | None:
-    """The folder to go on with where torchrun has started the same command again after a failure."""
+    """The folder to resume when torchrun has restarted the same command after a failure."""
     again = out is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return out if again and (Path(str(out)) / "config.json").is_file() else None
 
@@ -91,14 +91,14 @@ def restarted(out: str | None) -> str | None:
 def checkpoints(records: Records, seed: int, every: str, rank: int | None = None) -> Checkpoints:
     """The checkpoints of a seed's run, or of one rank's part of it.
 
-    Rows of metrics.jsonl past the last of them will come again, so they go.
+    Rows of metrics.jsonl after the last checkpoint are deleted, since they will be written again.
     """
     name = f"seed{seed}" if rank is None else f"seed{seed}-rank{rank}"
     kept = Checkpoints(records.folder / CHECKPOINTS, every, name, lambda s: print(f"adahop: {s}", file=sys.stderr))
     state = kept.last()
     done = {"epochs": 0, "steps": 0} if state is None else state["result"]
     if state is not None:
-        print(f"seed {seed} goes on after step {done['steps']}, epoch {done['epochs']}", file=sys.stderr)
+        print(f"seed {seed} continues after step {done['steps']}, epoch {done['epochs']}", file=sys.stderr)
 
     def stays(row: dict[str, Any]) -> bool:
         if row.get("seed") != seed:
@@ -106,5 +106,5 @@ def checkpoints(records: Records, seed: int, every: str, rank: int | None = None
         return row["epoch"] <= done["epochs"] if "epoch" in row else row.get("step", 0) <= done["steps"]
 
     records.keep("metrics.jsonl", stays)
-    kept.writes = records.writes or rank is not None  # a part of the state is known to its own rank alone
+    kept.writes = records.writes or rank is not None  # only a part's own rank has its state
     return kept

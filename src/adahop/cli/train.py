@@ -36,17 +36,17 @@ def train(
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
     method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "adahop",
-    sizes: Annotated[str, option("Neighbours (or nodes) drawn a layer, input layer first; -1 for all.")] = "10,10",
+    sizes: Annotated[str, option("Neighbours (or nodes) per layer, input layer first; -1 for all.")] = "10,10",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
     epochs: Annotated[int, option("Passes over the training nodes.")] = 30,
     lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
     weight_decay: Annotated[float, option("L2 penalty.")] = 0.0,
-    dropout: Annotated[float, option("Share of inputs dropped in training.")] = 0.1,
-    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
-    patience: Annotated[int, option("Stop after so many epochs without a better validation score; 0 never.")] = 0,
-    prefetch: Annotated[int, option("Batches drawn ahead in a thread; feedback is that late.")] = 0,
+    dropout: Annotated[float, option("Fraction of inputs dropped in training.")] = 0.1,
+    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
+    patience: Annotated[int, option("Stop after this many epochs without a better validation score; 0: never.")] = 0,
+    prefetch: Annotated[int, option("Batches drawn ahead in a thread; feedback is that many batches late.")] = 0,
     estimator: Annotated[str | None, option(f"{', '.join(ESTIMATORS)}; default the method's own.")] = None,
-    average: Annotated[float, option("Evaluate a running average of the weights; the share kept a step.")] = 0.0,
+    average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
     heads: Annotated[int | None, option("Of a gat; default 1.")] = None,
@@ -61,22 +61,26 @@ def train(
     runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
     capture: Annotated[
-        bool | None, option("On a GPU: the step as one CUDA graph; default wherever that can be.")
+        bool | None, option("On a GPU: run the step as one CUDA graph; default: where possible.")
     ] = None,
     half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
     tf32: Annotated[bool, option("On a GPU: matrix products in TF32.")] = True,
     cache: Annotated[
-        float | None, option("On a GPU: features stay in host memory; the share of rows with a copy on the device.")
+        float | None, option("On a GPU: keep features in host memory, with this fraction of rows on the device.")
     ] = None,
-    state: Annotated[str | None, option("Folder where policy state and histories lie in files, not memory.")] = None,
+    state: Annotated[
+        str | None, option("Folder for policy state and histories, kept in files instead of memory.")
+    ] = None,
     partition: Annotated[str | None, option("Under torchrun, each process owns a part: range or metis.")] = None,
-    log_variance: Annotated[int, option("Measure every layer's variance each so many steps; 0 never.")] = 0,
+    log_variance: Annotated[int, option("Measure every layer's variance every this many steps; 0: never.")] = 0,
     out: Annotated[str | None, option("Folder for config, metrics and the best checkpoint.")] = None,
     checkpoint_every: Annotated[
-        str, option("With --out, keep the run's state: after so many steps, or 30s; auto costs a twentieth at most.")
+        str, option("With --out, checkpoint after this many steps, or 30s; auto: at most a twentieth of the time.")
     ] = "auto",
-    resume: Annotated[str | None, option("Go on with the run of this folder, as its config.json says.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Last line on stdout is one JSON object.")] = False,
+    resume: Annotated[
+        str | None, option("Continue the run in this folder with the settings of its config.json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")] = False,
 ) -> None:
     """Train a model with sampled neighbours; report the test score of the best validation epoch."""
     pace(checkpoint_every)
@@ -100,7 +104,7 @@ def go(
     config: Config, dataset: str, seeds: range, log_variance: int, out: str | None, every: str, as_json: bool,
     resume: bool = False,
 ) -> None:  # fmt: skip
-    """Begin, or with `resume` go on; end with the result on disk and on the screen."""
+    """Start, or with `resume` continue; the result is written and printed at the end."""
     with session(config.device) as first:
         records = None if out is None else (Records if first else Read)(out)
         _go(config, dataset, seeds, log_variance, records, every, as_json, resume)
@@ -111,7 +115,7 @@ def _go(
     resume: bool,
 ) -> None:  # fmt: skip
     if records and resume and records.has("result.json"):
-        print(f"the run in {records.folder} is finished; it is left as it is", file=sys.stderr)
+        print(f"the run in {records.folder} is finished; nothing is done", file=sys.stderr)
         records.drop(CHECKPOINTS)
         return tell(read_json(records.folder / "result.json"), as_json)
     data = load(dataset) if config.partition is None else shard(dataset, config.partition)
@@ -125,16 +129,16 @@ def _go(
         records.drop(CHECKPOINTS)
         asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
         records.json("config.json", {**asked, **config.as_dict()})
-    team().wait()  # what the first cleared away is gone for all
+    team().wait()  # rank 0 has deleted old files
     try:
         results = run_all(data, config, seeds, records, log_variance, every)
     except KeyboardInterrupt:
-        goes_on = f"interrupted; `adahop train --resume {records.folder}` goes on" if records else ""
-        raise KeyboardInterrupt(goes_on) from None
+        then = f"interrupted; `adahop train --resume {records.folder}` continues it" if records else ""
+        raise KeyboardInterrupt(then) from None
     summary = summarise(dataset, data.metric, config, results)
     if records:
         records.json("result.json", summary)
-        records.drop(CHECKPOINTS)  # nothing is left to go on with
+        records.drop(CHECKPOINTS)  # the run is finished
     tell(summary, as_json)
 
 
@@ -168,7 +172,7 @@ def seed_range(seed: int, runs: int) -> range:
 def run_all(
     data: Any, config: Config, seeds: range, records: Records | None, log_variance: int = 0, every: str = "auto"
 ) -> list[Result]:
-    """Fit once a seed, with a bar for the steps (a line an epoch without a terminal), and keep what comes on disk."""
+    """Fit once per seed, with a progress bar (without a terminal: one line per epoch), and write the records."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip

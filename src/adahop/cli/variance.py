@@ -1,4 +1,4 @@
-"""`adahop variance`: train, freeze, and measure how much noise each method leaves in every layer."""
+"""`adahop variance`: train, then measure the sampling variance of each method in every layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adahop.methods import METHODS
 from adahop.records import Records
 from adahop.train import fit
 
-POINTS = 8  # times that a run is looked at on its way, for the plot over training
+POINTS = 8  # measurements per run, for the plot over training
 FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "gradient_variance")
 
 
@@ -30,26 +30,26 @@ def variance(
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
     methods: Annotated[
-        str, option("With commas between; parts may be set, like graphsage:policy=tracked:estimator=exact+history.")
+        str, option("Separated by commas; with options, like graphsage:policy=tracked:estimator=exact+history.")
     ] = "graphsage,bs,bs.m",
-    sizes: Annotated[str, option("Neighbours a node draws, input layer first; layer-wise: times the batch.")] = "5,5",
-    ks: Annotated[str | None, option("Several numbers, each tried for all layers in turn, like 1,2,5,10.")] = None,
+    sizes: Annotated[str, option("Neighbours per node, input layer first; layer-wise: times the batch size.")] = "5,5",
+    ks: Annotated[str | None, option("Several numbers, each used for all layers in turn, like 1,2,5,10.")] = None,
     hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
     epochs: Annotated[int, option("Passes over the training nodes before the measurement.")] = 10,
     lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
-    dropout: Annotated[float, option("Share of inputs dropped in training; none while measuring.")] = 0.1,
-    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
+    dropout: Annotated[float, option("Fraction of inputs dropped in training; none while measuring.")] = 0.1,
+    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
     nodes: Annotated[int, option("Training nodes to measure at.")] = 256,
     repeats: Annotated[int, option("Draws for each measurement.")] = 20,
     seed: Annotated[int, option("Seed of the first run.")] = 0,
-    runs: Annotated[int, option("Runs a method, with seeds counted up, the same for all.")] = 1,
+    runs: Annotated[int, option("Runs per method, with consecutive seeds, the same for all.")] = 1,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
     out: Annotated[str | None, option("Folder for the rows and plots.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, method and layer, on stdout.")
+        bool, typer.Option("--json", help="One JSON object per line, method and layer, on stdout.")
     ] = False,
 ) -> None:
-    """Measure E|estimate - truth|^2 of every layer's sum, against uniform draws and against the oracle."""
+    """Measure E|estimate - truth|^2 of every layer's sum, relative to uniform draws and to the oracle."""
     common = {
         "model": model, "arch": arch, "hidden": hidden, "epochs": epochs, "lr": lr, "dropout": dropout,
         "batch_size": count(batch_size, 1, "batch_size"), "device": device,

@@ -16,7 +16,7 @@ PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("t
 
 
 class Ids:
-    """Node ids of files as places 0 .. n: numbers as they are, names by their order in the labels file."""
+    """Node ids of files as positions 0 .. n: numbers as they are, names by their order in the labels file."""
 
     def __init__(self, names: np.ndarray | None, n: int):
         self.names, self.n = names, n
@@ -24,9 +24,9 @@ class Ids:
         self.place = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
 
     def of(self, table: Table, column: np.ndarray) -> np.ndarray:
-        """The places of a column; the error names the first line whose id is unknown."""
+        """The positions of a column; the error names the first line with an unknown id."""
         if self.names is None:
-            ids, known = column, f"in [0, {self.n}), one a row of features"
+            ids, known = column, f"in [0, {self.n}), one per row of features"
         else:
             ids = np.array([self.place.get(name, -1) for name in column.tolist()], np.int64)
             known = "one of those in the labels file"
@@ -38,7 +38,7 @@ class Ids:
 
 
 def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Columns src, dst and perhaps weight, by name or, without a header, by place."""
+    """Columns src, dst and optionally weight, by name or, without a header, by position."""
 
     def choose(head: Head) -> list[Field]:
         at = [head.find("src", "source", "from"), head.find("dst", "target", "to"), head.find("weight", "w")]
@@ -59,7 +59,7 @@ def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarr
 
 
 def read_features(path: Path, tell: Tell | None = None) -> tuple[Table | None, Any]:
-    """A .npy array, a scipy .npz matrix, or a table with one row a node and perhaps a column id."""
+    """A .npy array, a scipy .npz matrix, or a table with one row per node and optionally a column id."""
     if path.suffix in (".npy", ".npz"):
         x = _array(path)
         if x.ndim != 2 or x.dtype.kind not in "fiub" or not np.isfinite(x).all():
@@ -81,7 +81,7 @@ def read_features(path: Path, tell: Tell | None = None) -> tuple[Table | None, A
 def read_labels(
     path: Path, names: bool, n: int, tell: Tell | None = None
 ) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
-    """(y, node names, class names). A table has a label a row, or id and label; a node without a row gets -1."""
+    """(y, node names, class names). A table has one label per row, or id and label; a node without a row gets -1."""
     if path.suffix == ".npy":
         if names:
             raise InputError(f"{path} must be a table with the nodes' names when ids are names, got an array")

@@ -1,4 +1,4 @@
-"""Tables from CSV, TSV and Parquet files, in chunks, with the line of whatever is wrong."""
+"""Tables from CSV, TSV and Parquet files, in chunks; errors name the line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = (".csv", ".tsv", ".txt", ".edges")
 KINDS: dict[str, Any] = {"whole": np.int64, "real": np.float32, "text": object}
 KNOWN = {"src", "dst", "source", "target", "from", "to", "weight", "id", "node", "node_id", "label", "y"}
 BAD = (ValueError, IndexError, OverflowError, DeprecationWarning)
-Tell = Callable[[Path, int, int], None]  # hears the file, the bytes read and the bytes in all
+Tell = Callable[[Path, int, int], None]  # called with the file, the bytes read and the total bytes
 
 
 class Field(NamedTuple):
@@ -52,7 +52,7 @@ class Table(NamedTuple):
     skip: int
 
     def where(self, row: int) -> str:
-        """The place of a row in the file, for an error: counted again, as blank lines and comments are not rows."""
+        """The line of a row, for an error: counted again, since blank lines and comments are not rows."""
         if self.path.suffix in (".parquet", ".npy"):
             return f"{self.path}, row {row}"
         with opened(self.path) as (lines, _):
@@ -161,7 +161,7 @@ def _parsed(path: Path, chunk: list[str], start: int, head: Head, fields: list[F
 
 
 def _even(lines: list[str], head: Head) -> None:
-    """Every row must be as wide as the first: one that is longer would be cut off without a word."""
+    """Every row must be as wide as the first: a longer one would be truncated silently."""
     sep, width = head.sep, len(head.first)
     for line in lines:
         if (len(line.split()) if sep is None else line.count(sep) + 1) != width and is_row(line):
@@ -184,7 +184,7 @@ def _parse(lines: list[str], head: Head, fields: list[Field]) -> list[np.ndarray
         return [np.array(c, KINDS[f.kind]).reshape(len(rows), len(f.at)) for c, f in zip(cut, fields, strict=True)]
     dtype = np.dtype([(str(i), KINDS[f.kind], (len(f.at),)) for i, f in enumerate(fields)])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a chunk of blank lines is no cause for alarm
+        warnings.simplefilter("ignore", UserWarning)  # a chunk of blank lines is valid
         warnings.simplefilter("error", DeprecationWarning)  # 3.7 is no whole number, though numpy would still take it
         out = np.loadtxt(lines, dtype, delimiter=head.sep, usecols=columns, quotechar='"', ndmin=1)
     return [out[str(i)].reshape(len(out), len(f.at)) for i, f in enumerate(fields)]

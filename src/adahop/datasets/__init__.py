@@ -40,7 +40,7 @@ def load(name_or_path: str | Path, root: str | Path | None = None, features: str
 
     Downloads go to `root`, by default the environment's ADAHOP_DATA or ~/.cache/adahop. `features` is what happens
     to x: "row" divides each row by its absolute sum; "standard" gives each column mean 0 and deviation 1 on the
-    training nodes; "raw" leaves x alone; "auto" does what the papers do for a named set, and for a file decides by
+    training nodes; "raw" leaves x unchanged; "auto" does what the papers do for a named set, and for a file decides by
     the data: rows when no entry is negative and there are more than 100 columns (words, counts), else "standard".
 
     >>> data = load("digits")

@@ -86,7 +86,7 @@ def make(
     n = graph.num_nodes
     x = as_tensor(x, "x")
     if x.dim() != 2 or x.shape[0] != n or x.shape[1] == 0:
-        raise InputError(f"`x` must have one row a node, {n} in all, and some columns, got shape {tuple(x.shape)}")
+        raise InputError(f"`x` must have one row per node, {n} in all, and some columns, got shape {tuple(x.shape)}")
     masks = _masks(splits, n)
     y, classes = _labels(y, n, classes, torch.stack(list(masks.values())).any(0))
     task = "multilabel" if y.dim() == 2 else "multiclass"
@@ -125,7 +125,7 @@ def _labels(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[Ten
     y = as_tensor(values, "y")
     y = y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y
     if y.dim() not in (1, 2) or y.shape[0] != n:
-        raise InputError(f"`y` must have one row a node, {n} in all, got shape {tuple(y.shape)}")
+        raise InputError(f"`y` must have one row per node, {n} in all, got shape {tuple(y.shape)}")
     y = torch.where(y.isnan(), -1.0, y) if y.is_floating_point() else y
     unlabelled = (y < 0) & (y == -1)  # 255 of an unsigned type equals -1
     unlabelled = unlabelled if y.dim() == 1 else unlabelled.all(1)

@@ -123,7 +123,7 @@ def _targets(a: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def saved(path: Path) -> Data:
-    """The PyG Data that `torch.save` left; nothing but plain types is unpickled."""
+    """A PyG Data written by `torch.save`; only plain types are unpickled."""
     try:
         with _allow(PLAIN):
             data = torch.load(path, map_location="cpu", weights_only=True)
@@ -137,7 +137,7 @@ def saved(path: Path) -> Data:
 
 def _pt(path: Path) -> tuple[Dataset, str]:
     data = saved(path)
-    if isinstance(data, Dataset):  # one of ours, saved: its features are prepared already
+    if isinstance(data, Dataset):  # a saved Dataset: its features are prepared already
         return data, "raw"
     wanted = ("x", "y", "edge_index", *(f"{part}_mask" for part in SPLITS))
     lacking = [k for k in wanted if not torch.is_tensor(getattr(data, k, None))]

@@ -31,7 +31,7 @@ def save(data: Dataset, out: str | Path) -> None:
 
 
 def about(data: Dataset) -> dict[str, Any]:
-    """What a folder's manifest says of a data set."""
+    """The manifest entries of a data set."""
     return {k: getattr(data, k) for k in ("name", "classes", "metric", "note")}
 
 
@@ -42,7 +42,7 @@ def open_folder(path: Path) -> Dataset:
     if lacking:
         raise InputError(f"{path} must hold the array {lacking[0]}, got {', '.join(arrays)}")
     if arrays["x"].dtype != torch.float32:
-        raise InputError(f"`x` of {path} must be float32, to be read as it lies, got {arrays['x'].dtype}")
+        raise InputError(f"`x` of {path} must be float32, to be mapped, got {arrays['x'].dtype}")
     graph = MappedGraph.of(path, arrays)
     splits = {part: arrays[f"{part}_idx"] for part in SPLITS}
     classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")

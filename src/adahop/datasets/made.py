@@ -1,4 +1,4 @@
-"""Data sets made here: handwritten digits, and synthetic graphs of any size."""
+"""Built-in data sets: handwritten digits, and synthetic graphs of any size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 22  # edges drawn at once
 
 
 def digits() -> Dataset:
-    """Digits of 8 x 8 pixels in [0, 1], joined to their nearest neighbours both ways; split 60/20/20.
+    """Digits of 8 x 8 pixels in [0, 1], connected to their nearest neighbours in both directions; split 60/20/20.
 
     `digits.npz` is the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI Machine
     Learning Repository, CC BY 4.0), 1,797 images.

@@ -53,7 +53,7 @@ def _parse(spec: str) -> tuple[int, int, int]:
 
 
 def _make(n: int, m: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw until E different edges are there, then leave out as many as are too many, by chance."""
+    """Draw until there are E different edges, then drop the surplus at random."""
     rng = np.random.default_rng(seed)
     names = rng.permutation(n).astype(np.int64)
     levels, edges, chunk = max(int(n - 1).bit_length(), 1), np.empty(0, np.int64), 0
@@ -84,7 +84,7 @@ def _chunk(size: int, levels: int, names: np.ndarray, stream: int) -> np.ndarray
 
 @nb.njit(nogil=True, cache=True)
 def _walk(levels, names, stream, out):
-    """out[:k] = target * N + source of the walks that end at two different nodes; 16 random bits a level."""
+    """out[:k] = target * N + source of the walks that end at two different nodes; 16 random bits per level."""
     n, k = names.shape[0], 0
     for e in range(out.shape[0]):
         bits = base(stream, e)
@@ -108,13 +108,13 @@ def _read(path: Path, n: int, m: int) -> tuple[np.ndarray, np.ndarray] | None:
     try:
         with np.load(path, allow_pickle=False) as z:
             indptr, indices = z["indptr"], z["indices"]
-    except Exception:  # missing, truncated or not ours: all the same
+    except Exception:  # missing, truncated or of another kind
         return None
     return (indptr, indices) if indptr.shape == (n + 1,) and indices.shape == (m,) else None
 
 
 def _write(path: Path, indptr: np.ndarray, indices: np.ndarray) -> None:
-    """Without a place to write, the graph is made anew the next time."""
+    """If the cache cannot be written, the graph is generated again next time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda f: np.savez(f, indptr=indptr, indices=indices))
