@@ -26,6 +26,7 @@ from adahop.block import Block
 from adahop.datasets.rmat import rmat
 from adahop.pyg import AdaptiveNeighborLoader
 from adahop.samplers import Sampler
+from adahop.samplers.loop import Numbering, Padded
 
 from conftest import messy_graph  # isort: skip
 
@@ -96,7 +97,7 @@ def seeds_of(graph: Graph, step: int) -> Tensor:
     return (torch.arange(SEEDS) * 31 + step * 17) % n if n > SEEDS * 4 else torch.arange(min(SEEDS, n) // 2) * 2 % n
 
 
-def sampled(sampler: Sampler) -> str:
+def sampled(sampler: Sampler, numbering: Numbering | None = None) -> str:
     """Twenty steps of `sample` and `update`; parameters, where there are any, follow the penalty's gradient."""
     found, parameters = Hash(), list(sampler.parameters())
     if sampler_draws_its_own_seeds(sampler):
@@ -104,7 +105,7 @@ def sampled(sampler: Sampler) -> str:
     else:
         parts = (seeds_of(sampler.graph, step) for step in range(STEPS))
     for step, seeds in enumerate(parts):
-        blocks = sampler.sample(seeds.to(sampler.graph.device))
+        blocks = sampler.sample(seeds.to(sampler.graph.device), numbering)
         for block in blocks:
             found.add(block.n_id, block.edge_index, block.e_id, block.prob, block.scale)
         energy = energies(blocks, getattr(sampler, "feedback", "energy"), step)
@@ -204,9 +205,10 @@ def entries(cuda: bool = False) -> dict[str, Callable[[], str]]:
 def on_cuda(graph: Graph, how: str, padded: bool) -> str:
     """Uniform draws on a GPU: numbered as on the CPU, or with a fixed number of slots per target."""
     sampler = make("graphsage", graph.to("cuda"), [3, 4], seed=5, draw=how).to("cuda")
-    if padded and not sampler.flatten():
+    numbering = Padded.of(sampler) if padded else None
+    if padded and numbering is None:
         return "no fixed shape"
-    return sampled(sampler)
+    return sampled(sampler, numbering)
 
 
 def kept() -> dict[str, str]:

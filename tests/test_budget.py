@@ -81,12 +81,12 @@ def test_what_an_error_counts_for():
     """Two targets that draw the same source: its error enters both sums."""
     graph = Graph.from_edge_index([[2, 2, 3], [0, 1, 1]]).normalized("row", True)
     (block,) = make("graphsage", graph, [-1]).sample([0, 1])
-    weighs = passed_down(block, torch.ones(2), graph)
+    weighs = passed_down(block, torch.ones(2))
     shared = float(weighs[int((block.n_id == 2).nonzero())])
     assert shared == pytest.approx((1 / 4 + 1 / 9) ** 0.5) and float(weighs[0]) == pytest.approx(1 / 2)
     bare = Graph.from_edge_index([[2, 2, 3], [0, 1, 1]])
     (block,) = make("graphsage", bare, [-1]).sample([0, 1])
-    assert passed_down(block, torch.ones(2), bare)[:2].tolist() == [1.0, 1.0]
+    assert passed_down(block, torch.ones(2))[:2].tolist() == [1.0, 1.0]
 
 
 def test_budget_is_a_switch():

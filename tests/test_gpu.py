@@ -20,6 +20,7 @@ from adahop.graph import Graph
 from adahop.methods import METHODS, make
 from adahop.ops import Odds, random, segment_sum
 from adahop.run import Run
+from adahop.samplers.loop import Padded
 from adahop.watcher import watch
 
 from conftest import messy_graph, star, toy_data  # isort: skip
@@ -174,8 +175,8 @@ def table_case(dtype=torch.float32):
     """A block of fixed shape and features for it, with the same sums in plain torch."""
     graph = small_graph()
     sampler = make("graphsage", graph, [4]).to(DEVICE)
-    assert sampler.flatten()
-    block = sampler.sample(torch.arange(0, 16, 3))[0]
+    block = sampler.sample(torch.arange(0, 16, 3), Padded.of(sampler))[0]
+    assert block.slots
     x = torch.randn(16, 70, generator=torch.Generator().manual_seed(1)).to(dtype)
     return block, x, x.double()[block.n_id.cpu()][block.src.cpu()], block.dst.cpu()
 
@@ -243,11 +244,11 @@ def learned(method: str, monkeypatch, kernels: bool, steps: int = 3, **options):
         monkeypatch.delenv("ADAHOP_TRITON")
         monkeypatch.setenv("ADAHOP_REFERENCE", "1")
     sampler = make(method, small_graph(), [2, 2], **options)
-    if kernels:
-        sampler = sampler.to(DEVICE)
-        assert sampler.flatten()
+    sampler = sampler.to(DEVICE) if kernels else sampler
+    padded = Padded.of(sampler)
+    assert (padded is not None) == kernels
     for _ in range(steps):
-        blocks = sampler.sample(torch.arange(1, 16, 4))
+        blocks = sampler.sample(torch.arange(1, 16, 4), padded)
         told = [1e3 * (b.n_id[b.src] + 1.0) * (b.weight * b.scale).square() for b in blocks]
         sampler.update(blocks, told)
     if not kernels:
@@ -308,7 +309,8 @@ def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False
         monkeypatch.setenv("ADAHOP_TRITON", "1")
         return out
     if run.features is None:
-        assert run.sampler.flatten()
+        run.padded = Padded.of(run.sampler, bare=True)
+        assert run.padded is not None
         run.features = Features(run.data.x, DEVICE)
     steps = capture.DeviceSteps(run, train.train_step, capture_it)
     out = [float(steps(batch)) for _ in range(epochs) for batch in steps]
@@ -342,7 +344,6 @@ def test_renewed_energies_are_the_cpu_s(monkeypatch, model, arch):
         config = Config(model=model, arch=arch, method="bs", method_options={"policy": "uniform"}, sizes=(2, 2),
                         hidden=8, dropout=0.0, tf32=False, device=device)  # fmt: skip
         run = Run(data, config, 0)
-        run.sampler.slots = None
         blocks = run.sampler.sample(torch.arange(9, device=device))
         run.model.eval()
         batch = SimpleNamespace(blocks=blocks, x=run.data.x[blocks[0].n_id])
@@ -419,3 +420,49 @@ def test_every_method_runs_on_the_device(monkeypatch, method, model):
         warnings.simplefilter("ignore")
         result = fit(data, method=method, model=model, sizes=sizes, hidden=8, batch_size=32, epochs=2, device="cuda")
     assert result.epochs == 2 and result.history[-1]["loss"] < 3
+
+
+def test_padded_blocks_leave_the_sampler_as_it_was():
+    """The shape is asked for batch by batch: a later plain batch has each node once and the user's edge ids."""
+    graph = messy_graph(nodes=16, edges=150)
+    assert graph.eid is not None
+    sampler = make("bs", graph, [2, 3]).to(DEVICE)
+    seeds = torch.arange(0, 16, 3)
+    padded = sampler.sample(seeds, Padded.of(sampler, bare=True))
+    assert all(b.slots for b in padded)
+    edge_index = graph.edge_index()
+    for block in sampler.sample(seeds):
+        ends = torch.stack([block.n_id[block.src], block.n_id[block.dst]]).cpu()
+        assert block.slots == 0 and torch.equal(edge_index[:, block.e_id.cpu()], ends)
+        assert block.n_id.unique().numel() == block.num_src
+
+
+@pytest.mark.parametrize("how", ["multinomial", "systematic", "depround"])
+@pytest.mark.parametrize("form", ["uniform", "node"])
+def test_clipped_and_shifted_rows(how, form):
+    """Places outside since..until never come; a shift reads other numbers of the sources."""
+    graph = small_graph()
+    rows = torch.arange(16)
+    since = graph.first + 1
+    until = graph.first + (graph.last - graph.first) * 3 // 4
+    node = torch.rand(32, generator=torch.Generator().manual_seed(1)) + 0.1
+    shift = torch.where(rows % 2 == 0, 0, 16)
+    odds = Odds() if form == "uniform" else Odds(node=node, eta=0.05, shift=shift)
+    key = random.key(3)
+    clipped = ops.Rows(rows, since=since, until=until)
+    want = ops.draw.reference(graph.edges, clipped, torch.tensor([3]), how, odds, key)
+    g, here = graph.to(DEVICE), Odds(*(t.to(DEVICE) if torch.is_tensor(t) else t for t in odds))
+    there = ops.Rows(*(t.to(DEVICE) if torch.is_tensor(t) else t for t in clipped))
+    d = ops.draw(g.edges, there, torch.tensor([3], device=DEVICE), how, here, key)
+    pos, row = d.pos.cpu(), torch.repeat_interleave(rows, d.ptr.diff().cpu())
+    assert torch.equal(d.ptr.cpu(), want.ptr)
+    loop = pos < graph.first[row]
+    assert bool((loop | ((pos >= since[row]) & (pos < until[row]))).all())
+    shared = dict(zip(want.pos.tolist(), want.prob.tolist(), strict=True))
+    assert all(
+        q == pytest.approx(shared[p], rel=1e-4)
+        for p, q in zip(pos.tolist(), d.prob.tolist(), strict=True)
+        if p in shared
+    )
+    if form == "uniform" and how != "depround":
+        assert torch.equal(pos, want.pos)

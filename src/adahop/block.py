@@ -7,6 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from adahop.ops import pointer, segment_of
+
+
+class Seeds(NamedTuple):
+    """What a batch is drawn for: nodes, and for some tasks a time per seed, the pairs they form, and their labels."""
+
+    n_id: Tensor  # [S] global node ids
+    time: Tensor | None = None  # [S] only edges before it are seen
+    pair: Tensor | None = None  # [2, P] places among the seeds
+    label: Tensor | None = None  # [S] or [P]
+
 
 class Block(NamedTuple):
     """Messages of one layer; the model owes sum over edges of weight * scale * h[src] to each target.
@@ -24,6 +35,10 @@ class Block(NamedTuple):
     ptr: Tensor  # [num_dst + 1]
     pos: Tensor  # [M] the edge's place in the graph's CSR: the address of per-edge state
     slots: int = 0  # edges of every target where all have as many (the empty ones weigh 0, and nodes may repeat)
+    # of a graph with several relations, where a target has a row per relation, side by side:
+    row: Tensor | None = None  # [T] the graph's rows that were drawn from: the addresses of per-row state
+    row_ptr: Tensor | None = None  # [T + 1] row t's edges are row_ptr[t]:row_ptr[t + 1]
+    relation: Tensor | None = None  # [T] the relation of each row
 
     @property
     def src(self) -> Tensor:
@@ -40,6 +55,19 @@ class Block(NamedTuple):
     @property
     def num_edges(self) -> int:
         return self.edge_index.shape[1]
+
+    def of_relation(self, relation: int) -> Block:
+        """The edges of one relation, with all the targets and nodes of this block."""
+        assert self.row is not None and self.row_ptr is not None and self.relation is not None
+        row = segment_of(self.row_ptr, self.num_edges)
+        kept = (self.relation == relation)[row]
+        edge_index, rows = self.edge_index[:, kept], self.relation == relation
+        ptr = pointer(torch.bincount(edge_index[1], minlength=self.num_dst))
+        e_id, weight, prob, scale, pos = (t[kept] for t in (self.e_id, self.weight, self.prob, self.scale, self.pos))
+        return Block(
+            self.n_id, self.num_dst, edge_index, e_id, weight, prob, scale, ptr, pos, 0, self.row[rows],
+            pointer(self.row_ptr.diff()[rows]), self.relation[rows],
+        )  # fmt: skip
 
     def is_self(self) -> Tensor:
         """[M] whether the edge is a self-loop."""
@@ -67,7 +95,4 @@ class Ungathered:
         return self.gathered().to(*args, **options)
 
 
-def expand(ptr: Tensor, num_edges: int) -> Tensor:
-    """The target of every edge, from the pointer of each target's edges."""
-    rows = torch.arange(ptr.numel() - 1, device=ptr.device)
-    return torch.repeat_interleave(rows, ptr.diff(), output_size=num_edges)
+expand = segment_of  # the target of every edge, from the pointer of each target's edges

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adahop.block import Block
+from adahop.block import Block, Seeds
 from adahop.features import Features
+from adahop.samplers.loop import sample
 
 WARM = 2  # steps run as they are before the first capture: kernels compile, optimizers make their state
 
@@ -40,7 +41,7 @@ class Batch(NamedTuple):
     y: Tensor
 
 
-class Seeds(NamedTuple):
+class Targets(NamedTuple):
     """The targets of one step."""
 
     seeds: Tensor
@@ -65,16 +66,15 @@ class DeviceSteps:
     def __init__(self, run: Any, train_step: Callable[..., Tensor], capture: bool):
         self.run, self.train_step, self.capture = run, train_step, capture
         self.nodes = run.loader.nodes
-        run.sampler.slots.bare = True
         self.recorded: dict[int, Recorded] = {}
         self.done: dict[int, int] = {}
         self.stream = torch.cuda.Stream() if capture else None
 
-    def __iter__(self) -> Iterator[Seeds]:
+    def __iter__(self) -> Iterator[Targets]:
         for part in self.run.loader.seeds():
-            yield Seeds(part, part.numel())
+            yield Targets(part, part.numel())
 
-    def __call__(self, batch: Seeds) -> Tensor:
+    def __call__(self, batch: Targets) -> Tensor:
         if not self.capture:
             return self.step(batch.seeds)
         size = batch.batch_size
@@ -92,7 +92,7 @@ class DeviceSteps:
     def step(self, seeds: Tensor) -> Tensor:
         run = self.run
         with torch.no_grad():
-            blocks = run.sampler.draw(seeds)
+            blocks = sample(run.sampler, Seeds(seeds), run.padded)
             run.sampler.step += 1
         batch = Batch(blocks, run.features, run.data.y[seeds])
         with torch.autograd.set_multithreading_enabled(False):  # one device: handing over to its thread only costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,22 @@ from adahop.checks import (
     room_for,
     whole,
 )
-from adahop.ops import Edges, Rows, large_pages
+from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, spans
+
+
+class Types(NamedTuple):
+    """Nodes of several types, one after the other in one range of ids, and relations between them.
+
+    A row is (relation, target): only rows with edges are stored, those of a target side by side.
+    """
+
+    nodes: dict[str, int]  # type -> its first id, in order
+    relations: tuple[tuple[str, str, str], ...]  # (source type, name, target type)
+    starts: tuple[int, ...]  # [relations + 1] edges are numbered relation after relation: the first of each
+    ptr: Tensor  # [N + 1] target i's rows are ptr[i]:ptr[i + 1]
+    relation: Tensor  # [R] of each row
+    shift: Tensor  # [R] a source j of the row is state j + shift of the (relation, source) pairs
+    sources: int  # how many such pairs there are
 
 
 class Graph:
@@ -33,13 +48,28 @@ class Graph:
     Within a node's segment its self-loops come first and `first[i]` is the place of its first true neighbour.
     `eid` maps a place in the CSR to the user's own edge order (None: they are the same). `weight` None: all ones.
 
+    What is drawn from is a row. With one relation a row is a node. With several (`types`), `indptr`, `first` and `last`
+    go by row, (relation, target). A row may have room to grow: `last[r]` is then before `indptr[r + 1]`. Where edges
+    have a `time`, they lie in its order within a row.
+
     >>> g = Graph.from_edge_index([[0, 1, 2], [2, 2, 0]])
     >>> g.num_nodes, g.num_edges, g.degree().tolist()
     (3, 3, [1, 0, 2])
     """
 
-    def __init__(self, indptr: Tensor, indices: Tensor, weight: Tensor | None, eid: Tensor | None, first: Tensor):
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        weight: Tensor | None,
+        eid: Tensor | None,
+        first: Tensor,
+        last: Tensor | None = None,
+        time: Tensor | None = None,
+        types: Types | None = None,
+    ):
         self.indptr, self.indices, self.weight, self.eid, self.first = indptr, indices, weight, eid, first
+        self.ends, self.time, self.types = last, time, types
 
     # --- the doors -------------------------------------------------------------------------------------------------
 
@@ -114,6 +144,34 @@ class Graph:
         return cls.from_csr(arrays["indptr"], arrays["indices"], arrays.get("weight"))
 
     @classmethod
+    def _typed(
+        cls,
+        num_nodes: dict[str, int],
+        edges: dict[tuple[str, str, str], Tensor],
+        weight: dict[tuple[str, str, str], Tensor] | None = None,
+    ) -> Graph:
+        """A graph of several relations, each with its [2, E] in the ids of its own types. Nothing is checked."""
+        start = dict(zip(num_nodes, [0, *torch.tensor(list(num_nodes.values())).cumsum(0).tolist()], strict=False))
+        kinds, n = tuple(edges), sum(num_nodes.values())
+        src = torch.cat([edges[k][0] + start[k[0]] for k in kinds])
+        dst = torch.cat([edges[k][1] + start[k[2]] for k in kinds])
+        many = [edges[k].shape[1] for k in kinds]
+        relation = torch.arange(len(kinds)).repeat_interleave(torch.tensor(many))
+        key = (dst * len(kinds) + relation) * 2 + (src != dst)
+        order = torch.argsort(key, stable=True)
+        row, row_of, size = torch.unique_consecutive(key[order] // 2, return_inverse=True, return_counts=True)
+        indptr = pointer(size)
+        loops = torch.zeros_like(size).index_add_(0, row_of, (src == dst)[order].long())
+        sources = pointer(torch.tensor([num_nodes[k[0]] for k in kinds]))
+        own = row % len(kinds)
+        shift = (sources[:-1] - torch.tensor([start[k[0]] for k in kinds]))[own]
+        ptr = pointer(torch.bincount(row // len(kinds), minlength=n))
+        types = Types(start, kinds, tuple(pointer(torch.tensor(many)).tolist()), ptr, own, shift, int(sources[-1]))
+        w = None if weight is None else torch.cat([weight[k] for k in kinds])[order]
+        eid = _small(order, order.numel())
+        return cls(indptr, _small(src[order], n), w, eid, indptr[:-1] + loops, types=types)
+
+    @classmethod
     def _build(cls, n: int, src: Tensor, dst: Tensor, weight: Tensor | None, ordered: bool) -> Graph:
         """Group by target (stable), self-loops first in each group."""
         loop = src == dst
@@ -135,10 +193,26 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        return self.indptr.numel() - 1
+        return self.num_rows if self.types is None else self.types.ptr.numel() - 1
+
+    @property
+    def num_rows(self) -> int:
+        """What is drawn from: (relation, target) pairs that have edges, or simply the nodes."""
+        return self.first.numel()
+
+    @property
+    def num_sources(self) -> int:
+        """(relation, source) pairs, which have a state each, or simply the nodes."""
+        return self.num_nodes if self.types is None else self.types.sources
+
+    @property
+    def shift(self) -> Tensor | None:
+        """[R] how far on the state of a row's sources lies among those of the (relation, source) pairs."""
+        return None if self.types is None else self.types.shift
 
     @property
     def num_edges(self) -> int:
+        """Places of edges, room to grow included."""
         return self.indices.numel()
 
     @property
@@ -146,21 +220,49 @@ class Graph:
         return self.indptr.device
 
     @property
-    def edges(self) -> Edges:
-        """The stored edges as the operations read them, one row per node."""
-        return Edges(self.indptr[:-1], self.first, self.indptr[1:], self.indices, self.weight, self.eid)
+    def last(self) -> Tensor:
+        """[R] one past the last place of each row."""
+        return self.indptr[1:] if self.ends is None else self.ends
 
-    def rows(self, nodes: Tensor) -> Rows:
-        """The rows of some targets: what is drawn from."""
-        return Rows(nodes)
+    @property
+    def edges(self) -> Edges:
+        """The stored edges as the operations read them, row after row."""
+        return Edges(self.indptr[:-1], self.first, self.last, self.indices, self.weight, self.eid)
+
+    def rows(self, nodes: Tensor, since: Tensor | None = None, until: Tensor | None = None) -> Rows:
+        """The rows of some targets: what is drawn from. Times, one per target, leave edges before `since` and from
+        `until` on out."""
+        rows = Rows(nodes)
+        if self.types is not None:
+            start = self.types.ptr[nodes]
+            target, row = spans(start, self.types.ptr[nodes + 1] - start)
+            rows = Rows(row, nodes, target)
+        if since is not None:
+            rows = rows._replace(since=self._clip(rows, since))
+        return rows if until is None else rows._replace(until=self._clip(rows, until))
+
+    def _clip(self, rows: Rows, time: Tensor) -> Tensor:
+        if self.time is None:
+            raise InputError("`graph` must have a time per edge to be clipped by one, got none")
+        each = time if rows.target is None else time[rows.target]
+        return lower_bound(self.time, self.first[rows.row], self.last[rows.row], each)
 
     def degree(self) -> Tensor:
         """In-degree, self-loops and parallel edges counted."""
-        return self.indptr.diff()
+        size = self.last - self.indptr[:-1]
+        if self.types is None:
+            return size
+        target = segment_of(self.types.ptr, self.num_rows)
+        return torch.zeros(self.num_nodes, dtype=torch.long, device=self.device).index_add_(0, target, size)
+
+    def row(self) -> Tensor:
+        """The row of every place in the CSR."""
+        return segment_of(self.indptr, self.num_edges)
 
     def dst(self) -> Tensor:
         """The target of every place in the CSR."""
-        return torch.repeat_interleave(torch.arange(self.num_nodes, device=self.device), self.degree())
+        row = self.row()
+        return row if self.types is None else segment_of(self.types.ptr, self.num_rows)[row]
 
     def edge_index(self) -> Tensor:
         """[2, E] in the user's own edge order (self-loops added by `normalized` last)."""
@@ -183,17 +285,21 @@ class Graph:
         """
         if kind is not None:
             one_of(kind, ("row", "sym"), "kind")
+        if self.types is not None and kind == "sym":
+            raise InputError("`kind` must be row or None for a graph with several relations, got sym")
+        if self.types is not None and self_loops:
+            raise InputError("`self_loops` must be False for a graph with several relations, got True")
         g = self._with_loops() if flag(self_loops, "self_loops") else self
         if kind is None:
             return g
-        weight, dst = g.edge_weight().double(), g.dst()
-        total = torch.zeros(g.num_nodes, dtype=torch.double, device=g.device).index_add_(0, dst, weight)
+        weight, row = g.edge_weight().double(), g.row()
+        total = torch.zeros(g.num_rows, dtype=torch.double, device=g.device).index_add_(0, row, weight)
         if kind == "row":
-            weight = weight / total.clamp(min=1e-300)[dst]
+            weight = weight / total.clamp(min=1e-300)[row]
         else:
             root = total.rsqrt().masked_fill(total == 0, 0.0)
-            weight = weight * root[dst] * root[g.indices.long()]
-        return Graph(g.indptr, g.indices, weight.float(), g.eid, g.first)
+            weight = weight * root[row] * root[g.indices.long()]
+        return g.replace(weight=weight.float())
 
     def _with_loops(self) -> Graph:
         n, m, dst = self.num_nodes, self.num_edges, self.dst()
@@ -210,7 +316,12 @@ class Graph:
             weight = torch.empty(m + n, device=self.device)
             weight[new], weight[old] = 1.0, self.weight
         steps = torch.arange(n + 1, device=self.device)
-        return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1)
+        time = None
+        if self.time is not None:
+            time = torch.empty(m + n, dtype=self.time.dtype, device=self.device)
+            time[new], time[old] = 0, self.time
+        last = None if self.ends is None else self.ends + nodes + 1
+        return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1, last, time)
 
     def hash(self) -> str:
         """A name for the content: equal graphs, equal hashes."""
@@ -220,16 +331,26 @@ class Graph:
             h.update(t.detach().cpu().contiguous().numpy().tobytes())
         return h.hexdigest()
 
+    def replace(self, **changes: Any) -> Graph:
+        """The same graph with other arrays."""
+        names = ("indptr", "indices", "weight", "eid", "first", "time", "types")
+        return Graph(**{**{k: getattr(self, k) for k in names}, "last": self.ends, **changes})
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         device = device_of(device)
-        moved = {k: t.to(device, non_blocking=non_blocking) for k, t in self._tensors()}
-        return Graph(**{k: moved.get(k) for k in ("indptr", "indices", "weight", "eid", "first")})  # type: ignore[arg-type]
+        moved: dict[str, Any] = {k: t.to(device, non_blocking=non_blocking) for k, t in self._tensors()}
+        if self.types is not None:
+            where = {k: getattr(self.types, k).to(device) for k in ("ptr", "relation", "shift")}
+            moved["types"] = self.types._replace(**where)
+        return self.replace(**moved)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in ("indptr", "indices", "weight", "eid", "first"):
+        for name in ("indptr", "indices", "weight", "eid", "first", "time"):
             t = getattr(self, name)
             if t is not None:
                 yield name, t
+        if self.ends is not None:
+            yield "last", self.ends
 
     def __repr__(self) -> str:
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={self.weight is not None})"

@@ -24,6 +24,7 @@ from adahop.memory import Memory
 from adahop.methods import METHODS, OTHER
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
+from adahop.samplers.loop import Padded
 from adahop.storage import storage_in
 
 
@@ -105,10 +106,8 @@ def assemble(data: Any, config: Config, seed: int, remembers: bool = True) -> tu
     return model, sampler
 
 
-def device_features(x: torch.Tensor, sampler: Sampler, config: Config) -> Features | None:
-    """The table that steps on a GPU read, where the sampler can draw blocks of a fixed shape."""
-    if not config.device.startswith("cuda") or not sampler.flatten():
-        return None
+def device_features(x: torch.Tensor, sampler: Sampler, config: Config) -> Features:
+    """The table that steps on a GPU read."""
     x = x.half() if config.half else x
     if config.cache is None:
         return Features(x, config.device)
@@ -136,7 +135,9 @@ class Run:
             parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True, **captured
         )
         alone = self.team.size == 1  # ranks exchange numbered blocks
-        self.features = device_features(self.data.x, self.sampler, config) if alone else None
+        fixed = alone and config.device.startswith("cuda")
+        self.padded = Padded.of(self.sampler, bare=True) if fixed else None  # the blocks of steps on a GPU
+        self.features = None if self.padded is None else device_features(self.data.x, self.sampler, config)
         rows = self.team.source(self.data, self.sampler)
         nodes, lean = self.data.train_mask.nonzero().flatten(), rows is self.data
         self.loader = Loader(rows, self.sampler, nodes, config.batch_size, prefetch=config.prefetch, lean=lean)

@@ -21,8 +21,6 @@ def twin(sampler: Sampler, seed: int, **changes: Any) -> Sampler:
     """A sampler that draws as this one does, from a stream of its own; its steps and scratch are its own too."""
     other: Sampler = sampler.twin()
     other.seed = random.key(seed, MEASURE)
-    if hasattr(other, "slots"):
-        other.slots = None  # type: ignore[assignment]  # who measures wants every edge once, and may ask for all of them
     for name, value in changes.items():
         setattr(other, name, value)
     return other

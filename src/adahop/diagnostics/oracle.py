@@ -9,7 +9,7 @@ from adahop.diagnostics.frozen import Ears, run, twin
 from adahop.diagnostics.measure import Measured, measure
 from adahop.diagnostics.truth import Truth
 from adahop.models import GNN
-from adahop.ops import Drawn, Odds
+from adahop.ops import Drawn, Odds, Rows, random
 from adahop.policies import Policy
 from adahop.samplers import Labor, NeighborSampler, Sampler
 
@@ -33,12 +33,12 @@ class Oracle(Policy):
         self.asked = layer
         return self.odds(layer) if layer == self.layer else self.inner.odds_for(layer, how)
 
-    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
+    def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn | None:
         self.asked = layer
-        return None if layer == self.layer else self.inner.places(layer, dst, k, how, key)
+        return None if layer == self.layer else self.inner.places(layer, rows, k, how, key)
 
-    def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
-        return drawn if self.asked == self.layer else self.inner.scaled(dst, drawn)
+    def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
+        return drawn if self.asked == self.layer else self.inner.scaled(rows, drawn)
 
 
 @torch.no_grad()

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop.block import Block, expand
+from adahop.block import Block, Seeds, expand
 from adahop.checks import InputError
 from adahop.distributed.exchange import first_seen
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
 from adahop.distributed.teams import Team
-from adahop.ops import Drawn, random, relabel, spans
+from adahop.ops import Drawn, Rows, pointer, random, spans
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.base import EPOCH
+from adahop.samplers.loop import Fetched, Numbering, drawn_from, sample
 
 
 class Asked:
@@ -69,12 +70,14 @@ class PartedSampler(Sampler):
     process with the same seed; each rank takes the seeds that it owns, be they many or none.
     """
 
+    ordered = True  # ranks draw in step
+
     def __init__(self, inner: NeighborSampler, shard: Shard, peers: Peers):
         super().__init__(inner.graph, inner.sizes, inner.seed)
         self.inner, self.shard, self.peers = inner, shard, peers
         self.salt = (peers.rank,)
         self.kept: dict[int, tuple[list[int], list[int], Tensor, Drawn]] = {}
-        self._names = torch.full((shard.num_nodes,), -1, dtype=torch.int32)
+        self._scratch = torch.full((shard.num_nodes,), -1, dtype=torch.int32)  # blocks have global ids
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
@@ -99,39 +102,30 @@ class PartedSampler(Sampler):
             yield nodes[order[cuts[s] : cuts[s + 1] if s + 1 < len(cuts) else None]] + self.shard.low
 
     @torch.no_grad()
-    def sample(self, seeds: Any) -> list[Block]:
-        blocks = self.draw(seeds)
+    def sample(self, seeds: Any, numbering: Numbering | None = None) -> list[Block]:
+        blocks = sample(self, Seeds(seeds), numbering)
         self.step += 1
         return blocks
 
-    def draw(self, seeds: Tensor) -> list[Block]:
-        dst, blocks = seeds, []
-        for layer in reversed(range(len(self.sizes))):
-            blocks.append(self._ask(layer, dst))
-            dst = blocks[-1].n_id
-        return blocks[::-1]
-
-    def _ask(self, layer: int, dst: Tensor) -> Block:
-        asked = Asked(self.peers, self.shard.bounds, dst)
-        answers = self.peers.swap(self._answer(layer, asked))
+    def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Fetched:
+        """The rows' owners draw for them, and send what was drawn, looked up."""
+        asked = Asked(self.peers, self.shard.bounds, rows.row)
+        answers = self.peers.swap(self._answer(layer, asked, key))
         many, src, e_id, weight, prob, scale = (torch.cat(t) for t in zip(*answers, strict=True))
         many = many.long()
         self.kept[layer][1].extend(a[1].numel() for a in answers)
         start = many.cumsum(0) - many
         count, begin = torch.empty_like(many), torch.empty_like(many)
         count[asked.order], begin[asked.order] = many, start
-        row, place = spans(begin, count)
-        n_id, local = relabel(dst, src[place], self._names)
-        ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
-        e_id, weight, prob, scale = (t[place] for t in (e_id, weight, prob, scale))
-        return Block(n_id, dst.numel(), torch.stack([local, row]), e_id, weight, prob, scale, ptr, place)
+        _, place = spans(begin, count)
+        src, e_id, weight, prob, scale = (t[place] for t in (src, e_id, weight, prob, scale))
+        return Fetched(Drawn(pointer(count), place, prob, scale), src, e_id, weight)
 
-    def _answer(self, layer: int, asked: Asked) -> list[list[Tensor]]:
+    def _answer(self, layer: int, asked: Asked, key: int | random.Stream) -> list[list[Tensor]]:
         """Draw for the own nodes that others (and this rank) asked for; what was drawn is kept, to be learnt from."""
-        g, policy = self.graph, self.inner.policy
-        dst = torch.cat(asked.theirs) - self.shard.low
-        k = torch.tensor([self.sizes[layer]])
-        drawn = policy.draw(layer, dst, k, self.inner.how, self.key(layer))
+        g, dst = self.graph, torch.cat(asked.theirs) - self.shard.low
+        rows = g.rows(dst)
+        drawn = drawn_from(self.inner, rows, self.inner.expand(layer, rows, key))
         cuts = drawn.ptr[torch.tensor([0, *(part.numel() for part in asked.theirs)]).cumsum(0)].diff().tolist()
         self.kept[layer] = cuts, [], dst, drawn
         src = self.shard.ids(g.indices[drawn.pos])

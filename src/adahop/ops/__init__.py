@@ -20,7 +20,7 @@ from adahop.ops.drawing import (
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
 from adahop.ops.numbering import forget, in_order, induced, number, relabel
 from adahop.ops.registry import OPS, Op, register
-from adahop.ops.segments import pointer, segment_max, segment_of, segment_sum, spans
+from adahop.ops.segments import lower_bound, pointer, segment_max, segment_of, segment_sum, spans
 from adahop.ops.summing import (
     attend,
     energies,
@@ -92,6 +92,7 @@ __all__ = [
     "labor",
     "large_pages",
     "lifted",
+    "lower_bound",
     "near",
     "notice",
     "number",

@@ -23,6 +23,16 @@ def spans(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     return row, torch.arange(row.numel(), device=start.device) - before[row] + start[row]
 
 
+def lower_bound(value: Tensor, start: Tensor, end: Tensor, x: Tensor) -> Tensor:
+    """The first place in each sorted span start[i] .. end[i] whose value is not below x[i]; end[i] where none is."""
+    lo, hi = start.clone(), end.clone()
+    while bool((lo < hi).any()):
+        middle = (lo + hi) // 2
+        below = (lo < hi) & (value[middle.clamp(max=max(value.numel() - 1, 0))] < x)
+        lo, hi = torch.where(below, middle + 1, lo), torch.where(below | (lo >= hi), hi, middle)
+    return lo
+
+
 def pointer(count: Tensor) -> Tensor:
     """[n + 1] where each of n segments starts, from how many items each has."""
     return torch.cat([count.new_zeros(1), count.cumsum(0)])

@@ -29,18 +29,29 @@ class Edges(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows to be drawn from, one entry per row; a row may come more than once.
+    """The rows to be drawn from, one entry per row, those of a target side by side; a row may come more than once.
 
-    In a graph with one relation a row is its target, and `target` is None. `since` and `until` shorten a row: only its
-    places from `since` on and before `until` can be drawn (its self-loops always come). Their order in a row is that
-    of time where edges have one.
+    In a graph with one relation a row is its target, and `dst` and `target` are None. `since` and `until` shorten a
+    row: only its places from `since` on and before `until` can be drawn (its self-loops always come). The order of
+    places in a row is that of time where edges have one.
     """
 
     row: Tensor  # [T] which row of the graph; it names the random stream and the state
-    target: Tensor | None = None  # [T] which of the batch's targets the row belongs to; None: the t-th
+    dst: Tensor | None = None  # [D] the batch's targets; None: they are the rows
+    target: Tensor | None = None  # [T] which of the targets the row belongs to; None: the t-th
     since: Tensor | None = None  # [T] a place
     until: Tensor | None = None  # [T] a place
-    tree: Tensor | None = None  # [T] the seed it was reached from, where every seed has a tree of its own
+    tree: Tensor | None = None  # [D] the seed a target was reached from, where every seed has a tree of its own
+    weigh: Tensor | None = None  # [D] how much a target's error counts in the sums above, where that decides its share
+
+    @property
+    def targets(self) -> Tensor:
+        return self.row if self.dst is None else self.dst
+
+    @property
+    def nodes(self) -> Tensor:
+        """[T] the target of each row."""
+        return self.row if self.dst is None or self.target is None else self.dst[self.target]
 
 
 class Tree(NamedTuple):

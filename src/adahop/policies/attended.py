@@ -10,9 +10,9 @@ from torch.nn.functional import leaky_relu
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import between, count
+from adahop.checks import InputError, between, count
 from adahop.graph import Graph
-from adahop.ops import Drawn, Edges, Odds, Rows, spans
+from adahop.ops import Drawn, Edges, Odds, Rows, random, spans
 from adahop.policies.tracked import Tracked
 from adahop.storage import MEMORY, Storage
 
@@ -35,6 +35,9 @@ class Attended(Tracked):
 
     def __init__(self, graph: Graph, layers: int, heads: int = 1, slope: float = 0.2, eta: float = 0.05,
                  memory: float = 0.2, storage: Storage = MEMORY):  # fmt: skip
+        if graph.types is not None:
+            kinds = len(graph.types.relations)
+            raise InputError(f"`policy` must be another than attended for a graph with several relations, got {kinds}")
         super().__init__(graph, layers, eta, memory, storage)
         self.heads, self.slope = count(heads, 1, "heads"), between(slope, 0.0, 1.0, "slope")
         n, device = graph.num_nodes, graph.device
@@ -45,15 +48,15 @@ class Attended(Tracked):
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         """Its draws are its own."""
 
-    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
+    def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn:
         """The draw over the targets' own edges, laid end to end, with the odds of each pair."""
-        g = self.graph
+        g, dst = self.graph, rows.row
         _, place, chance = self.chances(layer, dst)
         ptr = ops.pointer(g.indptr[dst + 1] - g.indptr[dst])
         after = ptr[:-1] + (g.first[dst] - g.indptr[dst])
         edges = Edges(ptr[:-1], after, ptr[1:], g.indices[place])
-        rows = Rows(torch.arange(dst.numel(), device=dst.device))
-        drawn = ops.draw(edges, rows, k, how, Odds(edge=chance, eta=self.eta), key)
+        laid = Rows(torch.arange(dst.numel(), device=dst.device))
+        drawn = ops.draw(edges, laid, k, how, Odds(edge=chance, eta=self.eta), key)
         return drawn._replace(pos=place[drawn.pos])
 
     def chances(self, layer: int, dst: Tensor) -> tuple[Tensor, Tensor, Tensor]:

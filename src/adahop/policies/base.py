@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adahop import ops
 from adahop.block import Block
 from adahop.checks import between, edge_weights, implied
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, Prefix, Sight, segment_sum, spans
+from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, random, segment_sum, spans
 from adahop.policies.prefix import empty_prefix, renew_all
 from adahop.storage import MEMORY, Storage
 
@@ -22,6 +21,7 @@ class Policy(nn.Module):
 
     learns = False  # whether `update` changes its state; a class that writes one need not say so
     feedback = "energy"  # the number it learns from, see `watch`
+    own_draw = False  # whether `places` draws; a class that writes one need not say so
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
 
@@ -32,6 +32,7 @@ class Policy(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         implied(cls, "learns", by="update")
+        implied(cls, "own_draw", by="places")
 
     def odds(self, layer: int) -> Odds:
         return Odds()
@@ -43,31 +44,25 @@ class Policy(nn.Module):
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         """A sampler will draw `how`, `sizes` edges per target of each layer (1 where their number varies)."""
 
-    def places(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn | None:
+    def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn | None:
         """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to the odds."""
         return None
 
-    def draw(self, layer: int, dst: Tensor, k: Tensor, how: str, key: int) -> Drawn:
-        """The places drawn for the targets, with this policy's scale."""
-        drawn, g = self.places(layer, dst, k, how, key), self.graph
-        if drawn is None:
-            drawn = ops.draw(g.edges, g.rows(dst), k, how, self.odds_for(layer, how), key)
-        return self.scaled(dst, drawn)
-
-    def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
+    def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""
         return drawn
 
-    def strength(self, layer: int, dst: Tensor) -> Tensor:
-        """The root of each target's variance at one draw, up to a factor; it decides who gets more of a budget.
+    def strength(self, layer: int, rows: Rows) -> Tensor:
+        """The root of each row's variance at one draw, up to a factor; it decides which gets more of a budget.
 
         Here sum of a_ij over the neighbours: norms of h alike. (Norms that were tracked made it worse on the graphs
         tried: where neighbours agree they are large and the variance is small.)
         """
         g = self.graph
-        row, place = spans(g.first[dst], g.indptr[dst + 1] - g.first[dst])
-        weight = torch.ones(place.numel(), device=dst.device) if g.weight is None else g.weight[place]
-        return segment_sum(weight, row, dst.numel())
+        first = g.first[rows.row]
+        row, place = spans(first, g.last[rows.row] - first)
+        weight = torch.ones(place.numel(), device=place.device) if g.weight is None else g.weight[place]
+        return segment_sum(weight, row, rows.row.numel())
 
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         """Learn from the squared norm of each message of the block."""
@@ -131,4 +126,6 @@ class Static(Policy):
 
 def sight(block: Block) -> Sight:
     """What an update is made from: a block's rows, the places drawn for them, and with which chance."""
-    return Sight(block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, block.slots)
+    if block.row is None or block.row_ptr is None:
+        return Sight(block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, block.slots)
+    return Sight(block.row, block.row_ptr, block.pos, block.prob, block.scale)

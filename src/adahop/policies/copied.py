@@ -42,8 +42,8 @@ class Copied(nn.Module):
         """Keep a copy of the roots of `square` [layers, N] from now on."""
         if self.is_open:
             return
-        shape, device = tuple(square.shape), square.device
-        self.node = torch.sqrt(square, out=self.storage.zeros(*shape, device=device))
+        shape, device = (len(square), self.graph.num_rows), square.device
+        self.node = torch.sqrt(square, out=self.storage.zeros(*square.shape, device=device))
         self.total = self.storage.zeros(*shape, device=device)
         self.reach = self.storage.zeros(*shape, dtype=torch.int16, device=device)
         self.since = torch.zeros(len(square), dtype=torch.int64, device=device)
@@ -51,7 +51,7 @@ class Copied(nn.Module):
 
     def odds(self, layer: int, eta: float) -> Odds:
         bound = Bound(self.total[layer], self.reach[layer])
-        return Odds(edge=self.graph.weight, node=self.node[layer], eta=eta, bound=bound)
+        return Odds(edge=self.graph.weight, node=self.node[layer], eta=eta, bound=bound, shift=self.graph.shift)
 
     def learned(self, layer: int, edges: int, square: Tensor) -> None:
         """So many edges taught something; the roots of `square` are copied when it is time."""
@@ -66,7 +66,7 @@ class Copied(nn.Module):
     def sum_up(self, layer: int | None = None) -> None:
         """Sums and reaches again from the copy."""
         for i in range(len(self.node) if self.is_open else 0) if layer is None else (layer,):
-            ops.bound(self.graph.edges, self.node[i], None, Bound(self.total[i], self.reach[i]))
+            ops.bound(self.graph.edges, self.node[i], self.graph.shift, Bound(self.total[i], self.reach[i]))
 
     def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
         if f"{prefix}node" in state:

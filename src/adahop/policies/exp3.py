@@ -67,7 +67,7 @@ class Exp3(Policy):
             between(memory, 0.0, 1.0, "memory"),
         )
         states = 1 if share_layers else layers
-        n = graph.num_nodes
+        n = graph.num_rows
         self.arms = Arms(graph, states, storage)
         self.register_buffer("mean", storage.zeros(states, n, device=graph.device))
         self.register_buffer("visits", storage.zeros(states, n, dtype=torch.int32, device=graph.device))
@@ -94,11 +94,12 @@ class Exp3(Policy):
         paper, root = self.step == "paper", self.step == "scale-free"
         step = self.STEP if root else 0.0 if isinstance(self.step, str) else float(self.step)
         rule = Exp3Rule(self.whole, paper, step, root, float(self.eta), float(self.horizon or 0.0), float(self.memory))
+        seen = sight(block)
         ops.exp3(
-            sight(block), self._reward(block, energy), self.graph.edges, self.arms.weights(layer), self.mean[layer],
+            seen, self._reward(block, energy), self.graph.edges, self.arms.weights(layer), self.mean[layer],
             self.visits[layer], rule, self.arms.scratch,
         )  # fmt: skip
-        self.arms.visited(layer, block.n_id[: block.num_dst], block.ptr, self.eta)
+        self.arms.visited(layer, seen.row, seen.ptr, self.eta)
 
     def _reward(self, block: Block, energy: Tensor) -> Tensor:
         """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `whole`) as `scale` is 1 / (k q)."""

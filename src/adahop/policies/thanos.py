@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adahop.block import Block, expand
+from adahop.block import Block
 from adahop.checks import between, count
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, segment_sum
+from adahop.ops import Drawn, Odds, Rows, segment_of, segment_sum
 from adahop.policies.arms import Arms
 from adahop.policies.base import Policy, sight
 from adahop.storage import MEMORY, Storage
@@ -50,7 +50,7 @@ class Thanos(Policy):
         super().__init__(graph, layers, storage)
         self.step, self.eta = between(step, 0.0, 100.0, "step"), between(eta, 0.0, 0.999, "eta")
         self.restart, self.memory = count(restart, 1, "restart"), between(memory, 0.0, 1.0, "memory")
-        n, device = graph.num_nodes, graph.device
+        n, device = graph.num_rows, graph.device
         self.arms = Arms(graph, layers, storage)
         self.register_buffer("mean", storage.zeros(layers, n, device=device))
         self.register_buffer("size", storage.zeros(layers, n, device=device))
@@ -65,8 +65,8 @@ class Thanos(Policy):
         """[layers, E] the logarithms of the weights, to look at."""
         return self.arms.weight.log()
 
-    def scaled(self, dst: Tensor, drawn: Drawn) -> Drawn:
-        row, n, k, live = self._drawn(dst, drawn.ptr, drawn.pos)
+    def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
+        row, n, k, live = self._drawn(rows.row, drawn.ptr, drawn.pos)
         return drawn._replace(scale=torch.where(live, (n / k)[row], 1.0))
 
     @torch.no_grad()
@@ -76,21 +76,22 @@ class Thanos(Policy):
             for state in (self.mean, self.size, self.visits):
                 state[layer] = 0
         self.steps[layer] += 1
-        node = block.n_id[: block.num_dst]
-        row, n, k, live = self._drawn(node, block.ptr, block.pos)
+        seen = sight(block)
+        node = seen.row
+        row, n, k, live = self._drawn(node, seen.ptr, seen.pos)
         reward = torch.where(live & torch.isfinite(energy), energy, 0.0)
         mean, size = self._means(layer, node, row, reward, k, segment_sum(live.float(), row, len(node)) > 0)
         often = block.prob if self.subset else block.prob * k[row]
         gain = self.step * (reward - mean[row]) / size[row].clamp(min=1e-38) / (often * n[row]).clamp(min=1e-30)
         gain = torch.where(live & torch.isfinite(gain), gain.clamp(-1.0, 1.0), 0.0)
-        self.arms.grow(layer, sight(block), gain)
+        self.arms.grow(layer, seen, gain)
 
-    def _drawn(self, dst: Tensor, ptr: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(target of each place, neighbours and drawn a target, whether the place was left to chance)."""
-        first = self.graph.first[dst]
-        row = expand(ptr, pos.numel())
-        n = self.graph.indptr[dst + 1] - first
-        k = ptr.diff() - (first - self.graph.indptr[dst])
+    def _drawn(self, rows: Tensor, ptr: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(row of each place, neighbours and drawn per row, whether the place was left to chance)."""
+        first = self.graph.first[rows]
+        row = segment_of(ptr, pos.numel())
+        n = self.graph.last[rows] - first
+        k = ptr.diff() - (first - self.graph.indptr[rows])
         live = (pos >= first[row]) & (k < n)[row]
         return row, n.float(), k.clamp(min=1).float(), live
 

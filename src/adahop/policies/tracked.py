@@ -44,7 +44,7 @@ class Tracked(Policy):
     def __init__(self, graph: Graph, layers: int, eta: float = 0.05, memory: float = 0.2, storage: Storage = MEMORY):
         super().__init__(graph, layers, storage)
         self.eta, self.memory = between(eta, 0.0, 0.999, "eta"), between(memory, 0.0, 1.0, "memory")
-        n, device = graph.num_nodes, graph.device
+        n, device = graph.num_sources, graph.device
         self.register_buffer("square", storage.ones(layers, n, device=device))
         self.register_buffer("visits", storage.zeros(layers, n, dtype=torch.int16, device=device))
         self.register_buffer("level", torch.zeros(layers, device=device))  # 0: nothing seen yet
@@ -57,7 +57,7 @@ class Tracked(Policy):
         return self.square.sqrt()
 
     def odds(self, layer: int) -> Odds:
-        return Odds(edge=self.graph.weight, node=self.square[layer].sqrt(), eta=self.eta)
+        return Odds(edge=self.graph.weight, node=self.square[layer].sqrt(), eta=self.eta, shift=self.graph.shift)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         if how == "systematic" and self.eta > 0:
@@ -75,13 +75,24 @@ class Tracked(Policy):
 
     def _squares(self, layer: int) -> Odds:
         """`odds` without a root per node: for kernels that read a few of them."""
-        return Odds(edge=self.graph.weight, node=self.square[layer], eta=self.eta, root=True)
+        return Odds(edge=self.graph.weight, node=self.square[layer], eta=self.eta, shift=self.graph.shift, root=True)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         state = self.square[layer], self.visits[layer], self.level[layer : layer + 1]
         rule = TrackRule(self.memory, LEVEL, MOST)
-        edges = block.n_id, block.src, block.dst
-        if ops.track(edges, sight(block), energy, block.weight, state, rule, self.scratch):
+        ends, energy = self._ends(block, energy)
+        if ops.track(ends, sight(block), energy, block.weight, state, rule, self.scratch):
             self.copied.learned(layer, block.num_edges, self.square[layer])
-            self.prefix.visited(layer, block.n_id[: block.num_dst], block.ptr, self._squares(layer))
+            seen = sight(block)
+            self.prefix.visited(layer, seen.row, seen.ptr, self._squares(layer))
+
+    def _ends(self, block: Block, energy: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """(n_id, src, dst) as the update takes them, where n_id says which entry of the state a source is."""
+        if block.row is None or block.row_ptr is None or self.graph.types is None:
+            return (block.n_id, block.src, block.dst), energy
+        row = ops.segment_of(block.row_ptr, block.num_edges)
+        pair = block.n_id[block.src] + self.graph.types.shift[block.row][row]
+        src, first = ops.in_order(pair)
+        n_id = torch.cat([pair[first], pair.new_full((1,), -1)])  # no pair is a target
+        return (n_id, src, torch.full_like(src, n_id.numel() - 1)), energy.masked_fill(block.is_self(), torch.inf)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
-from adahop.block import Block, expand
+from adahop.block import Block, Seeds, expand
 from adahop.graph import Graph
-from adahop.ops import induced, segment_sum
+from adahop.ops import in_order, induced
 from adahop.samplers import NeighborSampler
+from adahop.samplers.loop import Merged, sample
 
 
 class Hops(NamedTuple):
@@ -47,76 +47,14 @@ class Hops(NamedTuple):
         return cls._make([*rest, None if blocks is None else [Block(*b) for b in blocks]])
 
 
-class _Names:
-    """Local ids of the nodes seen so far, one for each node of the graph."""
-
-    def __init__(self, seeds: Tensor, num_nodes: int, place: Tensor | None):
-        self.n_id, self.tree, self.none = seeds, None, num_nodes  # type: Tensor, Tensor | None, int
-        fits = place is not None and place.device == seeds.device
-        self.place = place if place is not None and fits else unplaced(num_nodes, seeds.device)
-        self.place.scatter_reduce_(0, seeds, torch.arange(seeds.numel(), device=seeds.device), "amin")
-
-    def close(self) -> None:
-        self.place[self.n_id] = self.none
-
-    def join(self, block: Block, start: int) -> Tensor:
-        """The local source of each edge; nodes not seen before are added at the end."""
-        found = block.n_id[block.num_dst :]
-        local = self.place[found]
-        fresh = found[local == self.none]
-        new = self.n_id.numel() + torch.arange(fresh.numel(), device=fresh.device)
-        self.place[fresh] = new
-        local[local == self.none] = new
-        self.n_id = torch.cat([self.n_id, fresh])
-        own = start + torch.arange(block.num_dst, device=local.device)
-        return torch.cat([own, local])[block.src]
-
-
-class _Trees:
-    """Local ids where every seed has a subgraph of its own: a node is known by its seed and its id."""
-
-    def __init__(self, seeds: Tensor, num_nodes: int, place: Tensor | None):
-        self.n, self.n_id = num_nodes, seeds
-        self.tree: Tensor = torch.arange(seeds.numel(), device=seeds.device)
-
-    def join(self, block: Block, start: int) -> Tensor:
-        old = self.tree * self.n + self.n_id
-        key = torch.cat([old, self.tree[start + block.dst] * self.n + block.n_id[block.src]])
-        local, first = in_order(key)
-        names = key[first]
-        self.n_id, self.tree = names % max(self.n, 1), names // max(self.n, 1)
-        return local[old.numel() :]
-
-    def close(self) -> None:
-        pass
-
-
-def unplaced(num_nodes: int, device: Any = "cpu") -> Tensor:
-    """Scratch for `draw_hops`: the local id of every node, `num_nodes` where it has none."""
-    return torch.full((num_nodes,), num_nodes, device=device)
-
-
-def in_order(key: Tensor) -> tuple[Tensor, Tensor]:
-    """(number of each key, place where each number first stood), numbered as they first appear."""
-    unique, which = key.unique(return_inverse=True)
-    first = torch.full_like(unique, key.numel())
-    first.scatter_reduce_(0, which, torch.arange(key.numel(), device=key.device), "amin")
-    order = first.argsort()
-    return order.argsort()[which], first[order]
-
-
 class Subgraphs:
-    """Draws merged subgraphs of one kind; its scratch is one per sampler, so that twins can draw in threads."""
+    """Draws merged subgraphs of one kind."""
 
     def __init__(self, disjoint: bool, kind: str):
         self.disjoint, self.kind = disjoint, kind
-        self._places: weakref.WeakKeyDictionary[NeighborSampler, Tensor] = weakref.WeakKeyDictionary()
 
     def draw(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
-        place = self._places.get(sampler)
-        if place is None:
-            place = self._places[sampler] = unplaced(sampler.graph.num_nodes)
-        return draw_hops(sampler, seeds, self.disjoint, self.kind, place)
+        return draw_hops(sampler, seeds, self.disjoint, self.kind)
 
 
 @torch.no_grad()
@@ -125,44 +63,20 @@ def draw_hops(
     seeds: Tensor,
     disjoint: bool = False,
     subgraph: str = "directional",
-    place: Tensor | None = None,
 ) -> Hops:
     """Neighbours of the seeds, then of the nodes that were new, and so on: a node draws once, where it first appears.
 
     Hop h draws with the policy's state of layer L - 1 - h, the layer of a model that needs it last. With a budget, a
     hop's total is spread over the nodes that were new by what an error in each counts for in the sums before it.
     """
-    g, layers = sampler.graph, len(sampler.sizes)
-    seeds = seeds.to(g.device)
-    names: _Names | _Trees = (_Trees if disjoint else _Names)(seeds, g.num_nodes, place)
-    start, blocks, edges, counts = 0, [], [], [seeds.numel()]
-    weighs = torch.ones(seeds.numel(), device=g.device) if sampler.budget else None
-    for layer in reversed(range(layers)):
-        new = names.n_id[start:]
-        block = _hop(sampler, layer, new, weighs)
-        src = names.join(block, start)
-        edges.append(torch.stack([src, block.dst + start]))
-        blocks.append(block)
-        start += new.numel()
-        counts.append(names.n_id.numel() - start)
-        if weighs is not None:
-            square = (block.weight * block.scale * weighs[block.dst]).square()
-            weighs = segment_sum(square, src, names.n_id.numel())[start:].sqrt()
-    names.close()
+    merged = Merged(disjoint)
+    blocks = sample(sampler, Seeds(seeds.to(sampler.graph.device)), merged)
     sampler.step += 1
-    hops = Hops(
-        names.n_id, torch.cat(edges, 1), torch.cat([b.e_id for b in blocks]), torch.cat([b.scale for b in blocks]),
-        names.tree, counts, [b.num_edges for b in blocks], blocks[::-1],
-    )  # fmt: skip
+    drawn = blocks[::-1]
+    edge_index, many = torch.cat(merged.edges, 1), [b.num_edges for b in drawn]
+    e_id, scale = torch.cat([b.e_id for b in drawn]), torch.cat([b.scale for b in drawn])
+    hops = Hops(merged.n_id, edge_index, e_id, scale, merged.tree, merged.counts, many, blocks)
     return hops if subgraph == "directional" else _closed(hops, sampler, subgraph)
-
-
-def _hop(sampler: NeighborSampler, layer: int, dst: Tensor, weighs: Tensor | None) -> Block:
-    """What the new nodes of a hop draw; nothing where its fan-out is 0."""
-    if layer in sampler.skip:
-        return sampler.nothing(dst)
-    k = sampler.many(layer, dst, weighs)
-    return sampler.block(dst, sampler.policy.draw(layer, dst, k, sampler.how, sampler.key(layer)))
 
 
 def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:

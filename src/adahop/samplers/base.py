@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from adahop import ops
-from adahop.block import Block
+from adahop.block import Block, Seeds
 from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids
 from adahop.graph import Graph
-from adahop.ops import random
+from adahop.ops import Drawn, Rows, random
+from adahop.samplers import loop
+from adahop.samplers.loop import Draw, Fetched, Numbering
 from adahop.storage import MEMORY, Storage
 
 EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
@@ -23,10 +25,15 @@ EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
 class Sampler(nn.Module):
     """State is buffers, learned parts are parameters: `.to()` and `state_dict()` come for free.
 
-    A new sampler implements `draw(seeds)`, and `learn` if it learns; `sample` and `update` wrap them with checks.
+    A new sampler implements `expand(layer, rows, key)`, which the loop calls for every layer, or the whole
+    `draw(seeds)`; and `learn` if it learns. `sample` and `update` wrap them with checks.
     """
 
     learns = False  # whether `learn` changes its state; a class that writes one need not say so
+    ordered = False  # whether a batch depends on those before it; a class that writes its own `draw` need not say so
+    fixed_size = False  # whether a layer's draws per row are known beforehand, so that blocks can be padded
+    rescales = False  # whether `scaled` changes anything
+    budget = False  # whether rows are told what they count for in the sums above, see `Rows.weigh`
     penalises = False  # whether `penalty` joins the loss; nor here
     feedback = "energy"  # the number it learns from, see `watch`
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
@@ -39,6 +46,7 @@ class Sampler(nn.Module):
         super().__init_subclass__(**options)
         implied(cls, "learns", by="learn")
         implied(cls, "penalises", by="penalty")
+        implied(cls, "ordered", by="draw")
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):
         super().__init__()
@@ -61,10 +69,6 @@ class Sampler(nn.Module):
         self.epochs += 1
         yield from nodes.split(size) if nodes.numel() else ()
 
-    def flatten(self) -> bool:
-        """Draw blocks of a fixed shape from now on, where that can be; whether it can."""
-        return False
-
     def batches(self, nodes: Tensor, batch_size: int) -> int:
         """How many batches an epoch has."""
         return -(-nodes.numel() // batch_size)
@@ -72,7 +76,8 @@ class Sampler(nn.Module):
     @property
     def apart(self) -> bool:
         """Whether batches can be drawn side by side (`twin`): each depends on its step alone, and nothing is learnt."""
-        return False
+        own = self.ordered or self.listens or self.exchange is not None
+        return not own and self.graph.device.type == "cpu"
 
     def twin(self) -> Any:
         """One that draws as this does and shares what it knows; its step and its scratch are its own."""
@@ -84,10 +89,13 @@ class Sampler(nn.Module):
         return other
 
     @torch.no_grad()
-    def sample(self, seeds: Any) -> list[Block]:
-        """Blocks for the seeds, input layer first; the last block's targets are the seeds."""
+    def sample(self, seeds: Any, numbering: Numbering | None = None) -> list[Block]:
+        """Blocks for the seeds, input layer first; the last block's targets are the seeds.
+
+        Nodes are numbered once each, targets first, unless another `numbering` is chosen.
+        """
         seeds = node_ids(seeds, self.graph.num_nodes).to(self.graph.device)
-        blocks = self.draw(seeds)
+        blocks = self.draw(seeds) if numbering is None else loop.sample(self, Seeds(seeds), numbering)
         self.step.add_(1)
         return blocks
 
@@ -131,7 +139,16 @@ class Sampler(nn.Module):
         return self.learns or self.penalises
 
     def draw(self, seeds: Tensor) -> list[Block]:
+        """All layers' blocks: the loop, unless a sampler has a way of its own."""
+        return loop.sample(self, Seeds(seeds))
+
+    def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw | Fetched:
+        """Which edges of the rows are taken, with which probability and scale."""
         raise NotImplementedError
+
+    def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
+        """The drawn edges with the scale of the sampler's estimate; the draw's own one is unbiased."""
+        return drawn
 
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         """After the step, no grad."""
@@ -144,16 +161,11 @@ class Sampler(nn.Module):
         """The same, for kernels: the step stays on the device."""
         return random.Stream(random.key(self.seed), self.step, layer)
 
-    def nothing(self, dst: Tensor) -> Block:
-        """A block without edges, for a layer that is skipped."""
-        none = torch.zeros(0, device=dst.device)
-        ptr = torch.zeros(dst.numel() + 1, dtype=torch.long, device=dst.device)
-        edges = ptr.new_zeros(2, 0)
-        return Block(dst, dst.numel(), edges, edges[0], none, none, none, ptr, edges[0])
-
-    def block(self, dst: Tensor, drawn: ops.Drawn) -> Block:
+    def block(self, dst: Tensor, drawn: Drawn) -> Block:
         """The block of drawn places: targets first, then their sources as they first appear."""
-        return as_block(dst, ops.number(dst, drawn, self.graph.edges, None, self._scratch, None), drawn)
+        rows = self.graph.rows(dst)
+        found = ops.number(dst, drawn, self.graph.edges, rows.target, self._scratch, None)
+        return loop.as_block(self.graph, rows, found, drawn)
 
     # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
 
@@ -177,11 +189,6 @@ class Sampler(nn.Module):
         super()._apply(fn, recurse)
         self.graph = self.graph.to(fn(torch.zeros(0)).device)
         return self
-
-
-def as_block(dst: Tensor, found: ops.Numbered, drawn: ops.Drawn) -> Block:
-    ptr, pos, prob, scale = drawn
-    return Block(found.n_id, dst.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
 
 
 def check_sizes(sizes: Any) -> list[int]:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from adahop.block import Block
 from adahop.graph import Graph
-from adahop.ops import Near, segment_sum, spans
+from adahop.ops import Near, segment_of, segment_sum, spans
 from adahop.policies import Exp3M
+from adahop.policies.base import sight
 from adahop.samplers.layer import LayerSampler
 from adahop.storage import MEMORY, Storage
 
@@ -47,7 +48,8 @@ class Bliss(LayerSampler):
         self.policy = Exp3M(graph, len(self.sizes), step=step, eta=eta, memory=memory, storage=storage)
 
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
-        return near.total(self.votes(layer, near.row, near.place, dst.numel()).square()).sqrt()
+        rows = int(near.row[-1]) + 1 if near.row.numel() else 0
+        return near.total(self.votes(layer, near.row, near.place, rows).square()).sqrt()
 
     def votes(self, layer: int, row: Tensor, place: Tensor, rows: int) -> Tensor:
         """q_ij of all the true neighbours of some targets."""
@@ -61,11 +63,13 @@ class Bliss(LayerSampler):
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         g = self.graph
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
-            dst, others = block.n_id[: block.num_dst], ~block.is_self()
-            size = g.indptr[dst + 1] - g.first[dst]
-            row, place = spans(g.first[dst], size)
-            at = (size.cumsum(0) - size)[block.dst] + block.pos - g.first[dst][block.dst]
+            seen, others = sight(block), ~block.is_self()
+            first = g.first[seen.row]
+            size = g.last[seen.row] - first
+            row, place = spans(first, size)
+            mine = segment_of(seen.ptr, block.num_edges)
+            at = (size.cumsum(0) - size)[mine] + block.pos - first[mine]
             q = torch.ones_like(block.scale)
-            q[others] = self.votes(layer, row, place, dst.numel())[at[others]].to(q.dtype)
-            seen = block._replace(prob=(~others).to(q.dtype))  # the policy learns from all that are not sure by nature
-            self.policy.update(layer, seen, e / (block.scale * q).square().clamp(min=1e-30))
+            q[others] = self.votes(layer, row, place, seen.row.numel())[at[others]].to(q.dtype)
+            taught = block._replace(prob=(~others).to(q.dtype))  # by all edges that are not sure by nature
+            self.policy.update(layer, taught, e / (block.scale * q).square().clamp(min=1e-30))

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block
-from adahop.graph import Graph
 from adahop.ops import random, segment_sum
 
 ROUNDS = 60  # of the bisection: enough for every bit that matters of a double
@@ -40,14 +39,13 @@ def spread(total: int, strength: Tensor, most: Tensor, key: int) -> Tensor:
     return torch.minimum(torch.maximum(many, least), most).long()
 
 
-def passed_down(block: Block, weighs: Tensor, graph: Graph) -> Tensor:
+def passed_down(block: Block, weighs: Tensor) -> Tensor:
     """What an error in each source counts for: the root of the sum of its squared coefficients in the sums above.
 
     A target without a self-loop is taken to reach its own next h directly, as SAGE's does, and counts in full.
     """
     coef = block.weight * block.scale * weighs[block.dst]
     square = segment_sum(coef.square(), block.src, block.num_src)
-    own = block.n_id[: block.num_dst]
-    alone = graph.first[own] == graph.indptr[own]
-    square[: block.num_dst] += torch.where(alone, weighs.square(), torch.zeros_like(weighs))
+    own = segment_sum(block.is_self().float(), block.dst, block.num_dst)  # self-loops are always drawn
+    square[: block.num_dst] += torch.where(own == 0, weighs.square(), torch.zeros_like(weighs))
     return square.sqrt()

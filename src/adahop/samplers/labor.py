@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from adahop import ops
-from adahop.block import Block
 from adahop.checks import count
 from adahop.graph import Graph
+from adahop.ops import Drawn, Rows, random
 from adahop.samplers.base import Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -32,14 +30,6 @@ class Labor(Sampler):
         super().__init__(graph, sizes, seed, storage)
         self.refine = count(refine, 0, "refine")
 
-    @property
-    def apart(self) -> bool:
-        return self.graph.device.type == "cpu"
-
-    def draw(self, seeds: Tensor) -> list[Block]:
-        g, dst, blocks = self.graph, seeds, []
-        for layer in reversed(range(len(self.sizes))):
-            drawn = ops.labor(g.edges, g.rows(dst), self.sizes[layer], self.refine, g.num_nodes, self.key(layer))
-            blocks.append(self.block(dst, drawn))
-            dst = blocks[-1].n_id
-        return blocks[::-1]
+    def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
+        assert isinstance(key, int)
+        return ops.labor(self.graph.edges, rows, self.sizes[layer], self.refine, self.graph.num_nodes, key)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from adahop import ops
-from adahop.block import Block
 from adahop.checks import between, flag, one_of
 from adahop.graph import Graph
-from adahop.ops import Near, segment_sum
+from adahop.ops import Drawn, Near, Rows, random, segment_sum
 from adahop.samplers.base import Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -42,23 +41,18 @@ class LayerSampler(Sampler):
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         raise NotImplementedError
 
-    def near(self, dst: Tensor) -> Near:
-        """The targets' edges to true neighbours, and the candidates."""
-        g = self.graph
-        return ops.near(g.edges, g.rows(dst), dst, self.inner, self._scratch)
+    def near(self, rows: Rows) -> Near:
+        """The rows' edges to true neighbours, and the candidates."""
+        return ops.near(self.graph.edges, rows, rows.targets, self.inner, self._scratch)
 
-    def chances(self, layer: int, dst: Tensor, near: Near) -> tuple[Tensor, Tensor]:
+    def chances(self, layer: int, dst: Tensor, near: Near, key: int) -> tuple[Tensor, Tensor]:
         """(prob, scale) of every candidate, scale 0 where it was not drawn."""
-        return ops.pick(self.odds(layer, dst, near), self.sizes[layer], self.how, self.key(layer))
+        return ops.pick(self.odds(layer, dst, near), self.sizes[layer], self.how, key)
 
-    def draw(self, seeds: Tensor) -> list[Block]:
-        g, dst, blocks = self.graph, seeds, []
-        for layer in reversed(range(len(self.sizes))):
-            near = self.near(dst)
-            drawn = ops.keep(g.edges, g.rows(dst), near, *self.chances(layer, dst, near))
-            blocks.append(self.block(dst, drawn))
-            dst = blocks[-1].n_id
-        return blocks[::-1]
+    def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
+        assert isinstance(key, int)
+        near = self.near(rows)
+        return ops.keep(self.graph.edges, rows, near, *self.chances(layer, rows.targets, near, key))
 
     def weight(self, place: Tensor) -> Tensor:
         """The weights at some places of the CSR, as float64."""
@@ -97,8 +91,8 @@ class FastGCN(LayerSampler):
         column = segment_sum(square, src, graph.num_nodes)
         self.register_buffer("importance", column.pow(between(power, 0.01, 4.0, "power")), persistent=False)
 
-    def chances(self, layer: int, dst: Tensor, near: Near) -> tuple[Tensor, Tensor]:
-        prob, scale = ops.pick(self.importance, self.sizes[layer], self.how, self.key(layer))
+    def chances(self, layer: int, dst: Tensor, near: Near, key: int) -> tuple[Tensor, Tensor]:
+        prob, scale = ops.pick(self.importance, self.sizes[layer], self.how, key)
         return prob[near.nodes], scale[near.nodes]
 
 

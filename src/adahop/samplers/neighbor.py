@@ -12,11 +12,11 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import flag, one_of
 from adahop.graph import Graph
-from adahop.ops import random
+from adahop.ops import Drawn, Rows, random
 from adahop.policies import Policy, Uniform
-from adahop.samplers.base import Sampler, as_block
-from adahop.samplers.budget import passed_down, spread
-from adahop.samplers.flat import Slots
+from adahop.samplers.base import Sampler
+from adahop.samplers.budget import spread
+from adahop.samplers.loop import Draw
 from adahop.storage import MEMORY, Storage
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
@@ -49,17 +49,11 @@ class NeighborSampler(Sampler):
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
         self.policy.prepare(self.how, self.fan_out)
-        self.slots: Slots | None = None  # on a GPU: blocks of a fixed shape, see `flatten`
 
     @property
     def fan_out(self) -> list[int]:
-        """How many edges a target of each layer draws; 1 where that varies."""
+        """How many edges a row of each layer draws; 1 where that varies."""
         return [1] * len(self.sizes) if self.budget else self.sizes
-
-    def flatten(self) -> bool:
-        """Draw blocks of a fixed shape from now on, where that can be; whether it can."""
-        self.slots = Slots.of(self)
-        return self.slots is not None
 
     @property
     def feedback(self) -> str:  # type: ignore[override]
@@ -70,44 +64,33 @@ class NeighborSampler(Sampler):
         return self.policy.learns
 
     @property
-    def apart(self) -> bool:
-        own = type(self).draw is not NeighborSampler.draw or self.exchange is not None  # who knows in what order
-        return not (own or self.listens or self.slots is not None) and self.graph.device.type == "cpu"
+    def rescales(self) -> bool:  # type: ignore[override]
+        return self.policy.rescales
 
-    def draw(self, seeds: Tensor) -> list[Block]:
-        if self.slots is not None:
-            return self.slots.draw(self, seeds)
-        dst, blocks, known = seeds, [], False
-        # with a budget: how much a target's error counts in the end
-        weighs = torch.ones(seeds.numel(), device=seeds.device) if self.budget else None
-        for layer in reversed(range(len(self.sizes))):
-            if layer in self.skip:
-                blocks.append(self.nothing(dst))
-                continue
-            block = self.hop(layer, dst, self.many(layer, dst, weighs), known)
-            blocks.append(block)
-            weighs = None if weighs is None else passed_down(block, weighs, self.graph)
-            dst, known = block.n_id, True
-        if known:
-            ops.forget(dst, self._scratch)
-        return blocks[::-1]
+    @property
+    def fixed_size(self) -> bool:  # type: ignore[override]
+        drawn = (k for layer, k in enumerate(self.sizes) if layer not in self.skip)
+        return not (self.budget or self.how == "poisson" or self.policy.own_draw or any(k < 0 for k in drawn))
 
-    def hop(self, layer: int, dst: Tensor, k: Tensor, known: bool) -> Block:
-        """The block of one layer; `known` where the targets are the nodes of the layer above, numbered already."""
-        g, policy, key = self.graph, self.policy, self.key(layer)
-        drawn = policy.places(layer, dst, k, self.how, key)
-        if drawn is None:
-            drawn = ops.plan(g.edges, g.rows(dst), k, self.how, policy.odds_for(layer, self.how), key)
-        found = ops.number(dst, drawn, g.edges, None, self._scratch, known)
-        return as_block(dst, found, policy.scaled(dst, drawn.drawn if isinstance(drawn, ops.Plan) else drawn))
+    def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
+        k = self.many(layer, rows, key)
+        drawn = self.policy.places(layer, rows, k, self.how, key) if self.policy.own_draw else None
+        if drawn is not None:
+            return drawn
+        return Draw(k, self.how, self.policy.odds_for(layer, self.how), key, self.sizes[layer])
 
-    def many(self, layer: int, dst: Tensor, weighs: Tensor | None) -> Tensor:
-        """How many each target draws: one number for all, or a share of the layer's budget each."""
-        size = self.sizes[layer]
-        if weighs is None or size < 0:
-            return alike(size, dst.device)
-        most = self.graph.indptr[dst + 1] - self.graph.first[dst]
-        return spread(size, weighs * self.policy.strength(layer, dst), most, random.key(self.key(layer), BUDGET))
+    def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
+        return self.policy.scaled(rows, drawn)
+
+    def many(self, layer: int, rows: Rows, key: int | random.Stream) -> Tensor:
+        """How many each row draws: one number for all, or a share of the layer's budget each."""
+        size, row = self.sizes[layer], rows.row
+        if rows.weigh is None or size < 0:
+            return alike(size, row.device)
+        most = self.graph.last[row] - self.graph.first[row]
+        weigh = rows.weigh if rows.target is None else rows.weigh[rows.target]
+        assert isinstance(key, int), "a budget is spread on the host"
+        return spread(size, weigh * self.policy.strength(layer, rows), most, random.key(key, BUDGET))
 
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
@@ -117,5 +100,5 @@ class NeighborSampler(Sampler):
 
 @functools.cache
 def alike(size: int, device: torch.device) -> Tensor:
-    """One number for all targets; nobody writes into it."""
+    """One number for all rows; it is never written to."""
     return torch.tensor([size], device=device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block, expand
-from adahop.checks import node_ids
+from adahop.checks import InputError, node_ids
 from adahop.graph import Graph
 from adahop.ops import induced
 from adahop.samplers.base import Sampler
@@ -26,6 +26,9 @@ class SubgraphSampler(Sampler):
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):
         super().__init__(graph, sizes, seed, storage)
+        if graph.types is not None:
+            kinds = len(graph.types.relations)
+            raise InputError(f"`graph` must have one relation for a subgraph method, got {kinds}")
         everyone = storage.ones(graph.num_nodes, dtype=torch.bool, device=graph.device)
         self.register_buffer("counted", everyone, persistent=False)
 

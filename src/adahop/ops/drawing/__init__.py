@@ -47,7 +47,7 @@ def pick(odds: Tensor, k: int, how: str, key: int) -> tuple[Tensor, Tensor]:
 
 def rejects(node: Tensor, how: str, eta: float) -> bool:
     """Whether draws by one number per source are made by rejection, from a copy with its sums (see `Bound`)."""
-    return how == "multinomial" and eta > 0 and node.is_cpu
+    return how == "multinomial" and eta > 0 and node.is_cpu and draw.form(node) != "cuda"
 
 
 def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:

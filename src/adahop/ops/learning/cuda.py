@@ -12,6 +12,7 @@ from adahop.ops.learning.reference import Sight, Weights
 from adahop.ops.types import Edges, Exp3Rule, TrackRule
 
 BLOCK = 512  # weights scanned at a time
+FREE = 2147483647  # of a row that nothing owns
 MOST = 64  # places of a row up to which one may stand in it twice
 
 
@@ -21,7 +22,7 @@ def power(n: int) -> int:
 
 def _claim(ids: Tensor, size: int, scratch: Scratch) -> Tensor:
     """Who owns each row (or node) of a block: the first entry that has it."""
-    owner = scratch.marks(size, ids.device)
+    owner = scratch.tensor("owner", size, FREE, torch.int32, ids.device)
     cuda_update.claim[(-(-ids.numel() // 256),)](owner, ids, ids.numel(), TB=256, num_warps=4)
     return owner
 

@@ -9,17 +9,17 @@ import triton.language as tl
 
 from adahop.ops import types
 
-FREE, TOP = tl.constexpr(-1), tl.constexpr(2147483647)  # of a row that nothing owns; what entry 0 claims with
+FREE = tl.constexpr(2147483647)  # of a row that nothing owns
 HIGH, LOW = tl.constexpr(math.exp(types.HIGH)), tl.constexpr(math.exp(types.LOW))
 LEAST = tl.constexpr(math.exp(-types.SPAN))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def claim(owner, node, rows, TB: tl.constexpr):
-    """The first entry of every row has the largest claim on it."""
+    """The first entry of a row owns it."""
     t = tl.program_id(0) * TB + tl.arange(0, TB)
     v = tl.load(node + t, mask=t < rows, other=0)
-    tl.atomic_max(owner + v, TOP - t, mask=t < rows)
+    tl.atomic_min(owner + v, t, mask=t < rows)
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.c
     """A row's gains, given by edge, onto the weights of its places."""
     t = tl.program_id(0)
     v = tl.load(node + t)
-    if tl.load(owner + v) == TOP - t:
+    if tl.load(owner + v) == t:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         x = tl.load(gain + e, mask=e < hi, other=0.0)
@@ -66,7 +66,7 @@ def push(owner, node, h, value, width, stride, BF: tl.constexpr):
     """value[node[t]] = h[t] where row t owns its node."""
     t = tl.program_id(0).to(tl.int64)
     v = tl.load(node + t)
-    if tl.load(owner + v) == TOP - t:
+    if tl.load(owner + v) == t:
         c = tl.arange(0, BF)
         x = tl.load(h + t * width + c, mask=c < width, other=0.0)
         tl.store(value + v * stride + c, x.to(value.dtype.element_ty), mask=c < width)
@@ -85,7 +85,7 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visit
     """A row of EXP3 (ONCE: of EXP3.M): running mean of the reward, gains, weights; see `adahop.policies.exp3`."""
     t = tl.program_id(0)
     v = tl.load(node + t)
-    if tl.load(owner + v) == TOP - t:
+    if tl.load(owner + v) == t:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         live = (e < hi) & (tl.load(prob + e, mask=e < hi, other=1.0) < 1.0)
@@ -125,7 +125,7 @@ def track_sum(owner, n_id, ptr, src, weight, scale, energy, total, times, S: tl.
     """Add what each true neighbour's message says of |m_j|^2 to its node's sum."""
     t = tl.program_id(0)
     v = tl.load(n_id + t)
-    if tl.load(owner + v) == TOP - t:
+    if tl.load(owner + v) == t:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         ok = e < hi
