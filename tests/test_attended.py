@@ -9,12 +9,14 @@ from torch import Tensor
 import adahop
 from adahop.block import Block
 from adahop.checks import InputError
+from adahop.features import Values
 from adahop.graph import Graph
-from adahop.memory.attended import AttendedScores
+from adahop.messages import scores
 from adahop.models.gat import GATConv
 from adahop.policies import Attended
 from adahop.samplers import NeighborSampler
-from adahop.watcher import watch
+from adahop.sum import AttentionScores
+from adahop.watcher import listen, watch
 
 
 def star(n: int = 12) -> Graph:
@@ -31,8 +33,8 @@ def conv_of(inputs: int = 4, heads: int = 2) -> tuple[GATConv, Tensor]:
     return conv, torch.randn(13, inputs)
 
 
-def pass_over(conv: GATConv, h: Tensor, block: Block, feedback: str = "scores") -> Tensor:
-    with watch(conv, feedback) as told:
+def pass_over(conv: GATConv, h: Tensor, block: Block) -> Tensor:
+    with watch(conv, scores) as told:
         conv(h[block.n_id], h[block.n_id[: block.num_dst]], block)
     return told[0]
 
@@ -48,7 +50,7 @@ def test_odds_are_attention_times_norm(heads):
             (block,) = sampler.sample([0])
             sampler.update([block], [pass_over(conv, h, block)])
         _, place, odds = sampler.policy.chances(0, torch.tensor([0]))
-        value, t = conv.prepare(h)
+        value, t = Values(h).mapped(conv.kernel()), h @ conv.directions()[1].t()
         s = h[:1] @ conv.directions()[0].t()
         nodes = graph.indices[place].long()
         a = torch.nn.functional.leaky_relu(s + t[nodes], conv.slope).softmax(0)
@@ -93,13 +95,12 @@ def test_the_normaliser_is_unbiased_and_exact_with_everyone():
     """Mean of 2,000 normalisers from stale scores, within 5 standard errors: 6e-7 to fail by chance."""
     conv, h = conv_of()
     graph = star()
-    memory = AttendedScores(graph, 2)
+    memory = AttentionScores(graph, 2)
     memory.history.value.copy_(h @ conv.directions()[1].t() + 0.3 * torch.randn(13, 2))
     memory.eval()
     everyone = NeighborSampler(graph, [-1]).sample([0])[0]
     exact = conv(h[everyone.n_id], h[:1], everyone)
-    whole = memory.total(conv, h[everyone.n_id], h[:1], everyone, None)
-    assert torch.allclose(conv.combine(whole, h[:1]), exact, atol=1e-5)
+    assert torch.allclose(conv(h[everyone.n_id], h[:1], everyone, memory), exact, atol=1e-5)
     sampler, inverse = NeighborSampler(graph, [3], None, "systematic"), []
     with torch.no_grad():
         true = torch.nn.functional.leaky_relu(
@@ -108,9 +109,8 @@ def test_the_normaliser_is_unbiased_and_exact_with_everyone():
         for _ in range(2000):
             (block,) = sampler.sample([0])
             heard: list[Tensor] = []
-            conv.tap = lambda h, block, coef, heard=heard: heard.append(coef)
-            memory.total(conv, h[block.n_id], h[:1], block, None)
-            conv.tap = None
+            with listen(conv, lambda m, heard=heard: heard.append(m.coef)):
+                memory.total(conv, Values(h[block.n_id]), h[:1], block)
             t = h[block.n_id] @ conv.directions()[1].t()
             w = torch.nn.functional.leaky_relu(h[:1] @ conv.directions()[0].t() + t[block.src], 0.2).exp()
             inverse.append((block.scale.unsqueeze(1) * w / heard[0])[0])
@@ -128,7 +128,7 @@ def test_fit(estimator):
 
 def test_only_for_attention():
     data = adahop.load("digits")
-    with pytest.raises(InputError, match="`feedback` must be one of energy"):
+    with pytest.raises(InputError, match="learns from attention scores must have a model with them"):
         adahop.fit(data, method="graphsage", method_options={"policy": "attended"}, epochs=1)
     with pytest.raises(InputError, match="must not remember scores for a model without attention, got exact"):
         adahop.fit(data, method="graphsage", estimator="exact+scores", epochs=1)

@@ -114,7 +114,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             "method": "systematic", "weight": [1.0, 2.0, 3.0], "ptr": [0, 3], "k": 2, "seed": 0, "eta": 0.1}),
         "draws.inclusion": (draws.inclusion, {"weight": [1.0, 2.0, 3.0], "ptr": [0, 3], "k": 2, "eta": 0.1}),
         "History": (History, {"num_nodes": 3, "width": 2, "dtype": torch.float32}),
-        "watch": (lambda **k: adahop.watch(**k).__enter__(), {"model": gcn(), "feedback": "energy"}),
+        "watch": (lambda **k: adahop.watch(**k).__enter__(), {"model": gcn(), "reads": adahop.messages.energy}),
         "convert": (convert, {
             "source": str(tmp_path / "nowhere"), "out": str(tmp_path / "o.npz"), "split": None, "seed": 0,
             "ids": "numbers", "undirected": False, "name": None, "mmap": False}),

@@ -7,8 +7,8 @@ import torch
 
 from adahop.checkpoint import MARK, Checkpoints, pace, read
 from adahop.checks import InputError, KindError
-from adahop.memory import ESTIMATORS
 from adahop.methods import METHODS
+from adahop.sum import ESTIMATORS
 from adahop.train import fit
 from conftest import toy_data
 

@@ -12,9 +12,10 @@ import adahop
 from adahop import models, ops
 from adahop.checks import InputError
 from adahop.diagnostics import Probe, Truth, gradient_variance, measure, probe_nodes, variance
-from adahop.diagnostics.frozen import Ears, frozen, head_sum, run, twin
+from adahop.diagnostics.frozen import frozen, overheard, run, twin
 from adahop.diagnostics.oracle import Oracle, oracle_weights
 from adahop.graph import Graph
+from adahop.messages import energy, estimate
 from adahop.methods import make
 from adahop.policies import Static
 from adahop.samplers import NeighborSampler
@@ -163,12 +164,12 @@ def test_the_oracle_knows_of_the_noise_below():
         still = oracle_weights(model, twin(NeighborSampler(g, [-1, 2]), 0), x, truth, 1, 1)
     # average the layer's own energies from plain runs
     total = torch.zeros(g.num_edges)
-    everyone, ears = NeighborSampler(g, [1, -1], seed=5), Ears(model)
-    with torch.no_grad(), frozen(model), ears.open():
+    everyone = NeighborSampler(g, [1, -1], seed=5)
+    with torch.no_grad(), frozen(model), overheard(model) as heard:
         for _ in range(300):
             blocks = everyone.sample([3])
             run(model, x, blocks)
-            total[blocks[1].pos] += ears.energy[1]
+            total[blocks[1].pos] += energy(heard[1])
     # `noisy` is the root of a sum over 300 draws
     assert torch.allclose(noisy, total.sqrt(), rtol=0.08, atol=1e-3)
     assert not torch.allclose(noisy / 300**0.5, still, rtol=0.02)
@@ -231,11 +232,10 @@ def test_estimates_before_and_after_the_map():
     model, g, x, _ = setup("gcn", layers=1, arch="plain", seed=1)
     block = NeighborSampler(g, [2]).sample([3, 4])
     sums = []
-    for inputs in ((), (0,)):
-        ears = Ears(model, inputs)
-        with torch.no_grad(), ears.open():
+    for mapped in (True, False):
+        with torch.no_grad(), overheard(model) as heard:
             run(model, x, block)
-        sums.append(head_sum(ears.heard[0], 2))
+            sums.append(estimate(heard[0], mapped))
     assert sums[0].shape == (2, 3) and sums[1].shape == (2, 6)
     assert torch.allclose(sums[1] @ model.convs[0].linear.weight.t(), sums[0], atol=1e-5)
 
@@ -303,7 +303,7 @@ def test_measuring_leaves_no_trace(method):
         one, two = a.state_dict(), b.state_dict()
         assert all(torch.equal(one[k], two[k]) for k in one)
     assert {row["step"] for row in probe.rows} == set(range(2, plain.steps + 1, 2))
-    assert all(conv.tap is None and conv.watcher is None for conv in watched.model.convs)
+    assert not any(conv.listeners for conv in watched.model.convs)
 
 
 def test_measuring_is_deterministic_and_seeded():
@@ -319,9 +319,9 @@ def test_measuring_is_deterministic_and_seeded():
 
 def test_a_failure_closes_the_ears():
     model, g, x, _ = setup()
-    with pytest.raises(IndexError), frozen(model, plain=True), Ears(model, [0]).open():
+    with pytest.raises(IndexError), frozen(model, plain=True), overheard(model):
         run(model, x[:1], NeighborSampler(g, [2, 2]).sample([3, 4]))
-    assert all(conv.tap is None and not conv._forward_pre_hooks for conv in model.convs) and model.training
+    assert not any(conv.listeners for conv in model.convs) and model.training
 
 
 def test_refusals():

@@ -12,11 +12,11 @@ import torch
 import typer
 
 from adahop import cli
-from adahop.memory import ESTIMATORS
 from adahop.methods import METHODS
 from adahop.models import MODELS
 from adahop.ops import DRAWS
 from adahop.policies import POLICIES
+from adahop.sum import ESTIMATORS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -7,10 +7,13 @@ import torch
 
 from adahop import ops
 from adahop.block import Block, expand
-from adahop.estimators import ATTENTION, attention, energies, gather, plain
+from adahop.features import Values, gather
 from adahop.graph import Graph
+from adahop.messages import Messages, energy
+from adahop.models import GCNConv
 from adahop.policies import Exp3, Exp3M
 from adahop.samplers import NeighborSampler
+from adahop.sum import ATTENTION, attention
 from conftest import block_sum, messy_graph, star
 
 
@@ -30,7 +33,8 @@ def test_plain_is_horvitz_thompson():
     g = messy_graph().normalized("row")
     h = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     block = NeighborSampler(g, [3], draw="systematic").sample(torch.arange(60))[0]
-    out, coef = plain(h[block.n_id], block)
+    coef = GCNConv(5, 5).coef(None, block)
+    out = Values(h[block.n_id]).sum(block, coef, torch.eye(5))
     assert torch.equal(coef, block.weight * block.scale)
     assert torch.allclose(out.double(), block_sum(block, h), atol=1e-5)
 
@@ -151,10 +155,12 @@ def test_energies_are_squared_norms_heads_summed():
     gen = torch.Generator().manual_seed(0)
     h, coef = torch.randn(block.num_src, 2, 4, generator=gen), torch.randn(block.num_edges, 2, generator=gen)
     want = (coef[:, :, None] * h[block.src]).flatten(1).square().sum(1)
-    assert torch.allclose(energies(h, block, coef), want, rtol=1e-4)
+    assert torch.allclose(energy(Messages(block, coef, Values(h))), want, rtol=1e-4)
     flat = (coef[:, :1] * h[block.src, 0]).square().sum(1)
-    assert torch.allclose(energies(h[:, 0], block, coef[:, 0]), flat, rtol=1e-4)
-    assert not energies(h.requires_grad_(), block, coef).requires_grad
+    assert torch.allclose(energy(Messages(block, coef[:, 0], Values(h[:, 0]))), flat, rtol=1e-4)
+    assert torch.allclose(energy(Messages(block, coef, Values(h[:, 0]))), flat * (1 + (coef[:, 1] / coef[:, 0]) ** 2),
+                          rtol=1e-3)  # fmt: skip
+    assert not energy(Messages(block, coef, Values(h.requires_grad_()))).requires_grad
 
 
 # --- the weighted sum ----------------------------------------------------------------------------------------------

@@ -10,16 +10,20 @@ import torch
 import adahop
 from adahop import models, watch
 from adahop.block import Ungathered
-from adahop.models.first import can_sum_first
+from adahop.features import Values
+from adahop.messages import alignment
+from adahop.sum import PLAIN
 from conftest import messy_graph
 
 
 def long_way(model, batch):
     """Encode every source, then layer by layer."""
-    h, state = model.encode(batch.x)
+    x, state = model.drop(batch.x), {}
+    h = x if model.encoder is None else model.encoder(x)
     for layer, block in enumerate(batch.blocks):
-        n = block.num_dst
-        h, state = model.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
+        own = h[: block.num_dst]
+        state = model.carried(own) if layer == 0 else {k: v[: block.num_dst] for k, v in state.items()}
+        h, state = model.step(layer, Values(h if layer == 0 else model.drop(h)), own, state, block, PLAIN)
     return model.decode(h)
 
 
@@ -83,20 +87,25 @@ def test_others_take_lean_batches_too(name):
     torch.manual_seed(0)
     model = models.make(name, 6, 8, 4)
     plain, lean = batch_of(model, 6)
-    assert not can_sum_first(model) and torch.equal(model(lean), model(plain))
+    assert torch.equal(model(lean), model(plain))
 
 
-def test_who_listens_closely_gets_the_long_way():
-    model = models.make("gcn", 6, 8, 4)
-    assert can_sum_first(model)
-    hook = model.convs[0].register_forward_pre_hook(lambda conv, args: None)
-    assert not can_sum_first(model)
-    hook.remove()
-    with watch(model, "alignment"):
-        assert not can_sum_first(model)
-        model(batch_of(model, 6)[0])
-    model.convs[0].tap = lambda *said: None
-    assert not can_sum_first(model)
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "geniepath"])
+@pytest.mark.parametrize("arch", ["plain", "residual"])
+def test_who_listens_closely_hears_the_long_way(name, arch):
+    """Listeners may ask for the messages themselves, which a first layer that sums raw features never formed."""
+    torch.manual_seed(0)
+    model = models.make(name, 6, 8, 4, arch=arch)
+    plain, lean = batch_of(model, 6)
+    said = []
+    for run, batch in ((long_way, plain), (lambda m, b: m(b), plain), (lambda m, b: m(b), lean)):
+        with watch(model, alignment) as told:
+            run(model, batch)
+        said.append(told)
+    for told in said[1:]:
+        for a, b in zip(told, said[0], strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert not any(conv.listeners for conv in model.convs)
 
 
 def test_rows_that_move_are_gathered():

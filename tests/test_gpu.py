@@ -350,7 +350,7 @@ def test_renewed_energies_are_the_cpu_s(monkeypatch, model, arch):
         if kernels:
             batch.features = Features(run.data.x, device)
             batch.features.renew(run.model.first_norms)
-        with watch(run.model, "energy") as energy:
+        with watch(run.model) as energy:
             run.model(batch)
         heard.append(energy[0].cpu())
     ours, true = heard
@@ -394,10 +394,10 @@ def test_what_cannot_be_captured_is_said_once_and_runs(monkeypatch, broken):
     data = toy_data(nodes=50)
     data.to = lambda device: moved(data, device)
     if broken:
-        from adahop.memory import AttendedFirst, AttendedVariate
+        from adahop.sum import AttentionVariate, ExactAttention
 
-        monkeypatch.setattr(AttendedFirst, "shaped", True)
-        monkeypatch.setattr(AttendedVariate, "shaped", True)
+        monkeypatch.setattr(ExactAttention, "shaped", True)
+        monkeypatch.setattr(AttentionVariate, "shaped", True)
     options = {"method": "adahop", "model": "gat", "sizes": (3, 3), "hidden": 8, "batch_size": 16, "epochs": 4}
     with pytest.warns(UserWarning, match="cannot be captured") as said:
         result = fit(data, **options, device="cuda", capture=True)

@@ -8,23 +8,16 @@ import torch
 from adahop import draws, models, ops
 from adahop.checks import IdError, InputError
 from adahop.diagnostics.frozen import run
+from adahop.features import Values
 from adahop.graph import Graph
 from adahop.history import History
-from adahop.memory import AttendedVariate, ControlVariate, FirstLayer, build, pre_aggregate
-from adahop.memory.fixed import _summed
 from adahop.methods import make
 from adahop.policies import Tracked
 from adahop.samplers import NeighborSampler
+from adahop.sum import AttentionVariate, ControlVariate, ExactSum, build, full_sums
 from conftest import full_sum, messy_graph, star
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
-
-
-class Quiet:
-    """A layer that nobody listens to."""
-
-    def speak(self, h, block, coef):
-        pass
 
 
 def normed() -> Graph:
@@ -33,7 +26,7 @@ def normed() -> Graph:
 
 def total(memory, h, block):
     """A memory's sum, h by global id."""
-    return memory.total(Quiet(), h[block.n_id], h[block.n_id[: block.num_dst]], block, None)
+    return memory.total(models.GCNConv(6, 6), Values(h[block.n_id]), None, block)
 
 
 # --- History -------------------------------------------------------------------------------------------------------
@@ -91,23 +84,22 @@ def test_first_layer_is_the_full_sum(bias):
     g = normed()
     encoder = None if bias is None else torch.nn.Linear(6, 4)
     block = NeighborSampler(g, [1]).sample([5, 3, 58])[0]
-    got = FirstLayer(g, X).total(Quiet(), X, X, block, encoder)
+    conv = models.GCNConv(6 if bias is None else 4, 4)
+    got = ExactSum(g, X)(conv, Values(X[block.n_id], encoder), None, block)
     h = X if encoder is None else encoder(X).detach()
-    assert torch.allclose(got.double(), full_sum(g, h)[[5, 3, 58]], atol=1e-5)
+    want = full_sum(g, h)[[5, 3, 58]] @ conv.linear.weight.double().t()
+    assert torch.allclose(got.double(), want, atol=1e-5)
 
 
-def test_sums_are_kept_by_content():
+def test_full_sums_in_chunks():
     g = normed()
-    first = pre_aggregate(g, X)
-    assert pre_aggregate(messy_graph().normalized("row"), X.clone()) is first and len(_summed) == 1
-    turned = X.flip(0)  # the same numbers in another order
-    assert torch.allclose(pre_aggregate(g, turned).double(), full_sum(g, turned), atol=1e-5)
-    assert torch.equal(pre_aggregate(g, X, keep=False, rows=7), first)
+    assert torch.allclose(full_sums(g, X).double(), full_sum(g, X), atol=1e-5)
+    assert torch.equal(full_sums(g, X, rows=7), full_sums(g, X))
     with pytest.raises(InputError, match="`x` must have a row for each of the 60 nodes, got 3"):
-        pre_aggregate(g, X[:3])
+        full_sums(g, X[:3])
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "geniepath"])
 @pytest.mark.parametrize("arch", ["plain", "residual"])
 def test_an_exact_first_layer_and_all_above_is_exact(name, arch):
     torch.manual_seed(0)
@@ -204,16 +196,16 @@ def test_what_a_pass_over_the_graph_renews(kind):
 
 
 def test_names_of_estimators():
-    g = normed()
+    g, conv = normed(), models.GCNConv(6, 8)
     with pytest.raises(InputError, match="`estimator`"):
-        build("nonsense", models.GCNConv.memories, g, X, [6, 8], torch.float32)
-    assert not build("plain", models.GCNConv.memories, g, X, [6, 8], torch.float32)
-    both = build("exact+history", models.GCNConv.memories, g, X, [6, 8, 8], torch.float16)
-    assert [type(m).__name__ for m in both.values()] == ["FirstLayer", "ControlVariate", "ControlVariate"]
+        build("nonsense", conv, g, X, [6, 8], torch.float32)
+    assert not build("plain", conv, g, X, [6, 8], torch.float32)
+    both = build("exact+history", conv, g, X, [6, 8, 8], torch.float16)
+    assert [type(m).__name__ for m in both.values()] == ["ExactSum", "ControlVariate", "ControlVariate"]
     assert both["1"].history.value.shape == (60, 8) and both["1"].history.value.dtype == torch.float16
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "geniepath"])
 @pytest.mark.parametrize("kind", ["history", "snapshot"])
 def test_models_with_a_fresh_memory_are_exact(name, kind):
     """Right after the pass that fills it, H is today's h: any draw gives the full result, in every layer."""
@@ -234,7 +226,7 @@ def test_attention_memory_writes_after_the_step():
     g = messy_graph().normalized(*model.graph)
     model.remember("history", g, X)
     memory = model.memories["0"]
-    assert isinstance(memory, AttendedVariate)
+    assert isinstance(memory, AttentionVariate)
     before = memory.history.value.clone()
     with torch.no_grad():
         model.encoder.weight.add_(0.5)

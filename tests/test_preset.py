@@ -6,15 +6,15 @@ import pytest
 
 import adahop
 from adahop.config import Config
-from adahop.memory import AttendedFirst, AttendedVariate, ControlVariate, FirstLayer
 from adahop.methods import METHODS, OTHER
 from adahop.policies import Attended, Tracked, Uniform
 from adahop.run import assemble
+from adahop.sum import AttentionVariate, ControlVariate, ExactAttention, ExactSum
 
 PARTS = {
-    "gcn": (Tracked, [FirstLayer, ControlVariate]),
-    "sage": (Tracked, [FirstLayer, ControlVariate]),
-    "gat": (Attended, [AttendedFirst, AttendedVariate]),
+    "gcn": (Tracked, [ExactSum, ControlVariate]),
+    "sage": (Tracked, [ExactSum, ControlVariate]),
+    "gat": (Attended, [ExactAttention, AttentionVariate]),
     "geniepath": (Tracked, []),
 }
 

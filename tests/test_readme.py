@@ -11,11 +11,11 @@ import pytest
 
 from adahop import cli
 from adahop.datasets import DATASETS, FORMS, load
-from adahop.memory import ESTIMATORS
 from adahop.methods import METHODS
 from adahop.models import MODELS
 from adahop.ops import DRAWS
 from adahop.policies import POLICIES
+from adahop.sum import ESTIMATORS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch_geometric.nn import GCNConv
 
-from adahop.estimators import alignments
+from adahop.features import Values
+from adahop.messages import Messages, alignment
 from adahop.methods import make
-from adahop.models import make as make_model
 from adahop.policies import Thanos
 from adahop.train import fit
 from adahop.watcher import watch
@@ -25,6 +25,10 @@ def near_and_far(n=40, width=8, seed=0):
     h[1:] += 2.0 - h[1:].mean(0)
     h[1:6] = 2.0 + 0.1 * torch.randn(5, width, generator=g)
     return star(n), h
+
+
+def alignments(h, block, coef):
+    return alignment(Messages(block, coef, Values(h)))
 
 
 def train(method, graph, h, visits, k=5, **options):
@@ -132,7 +136,30 @@ def test_trains_with_every_model(method, model):
 
 def test_only_our_layers_tell_the_alignment():
     conv = GCNConv(2, 2, add_self_loops=False)
-    with pytest.raises(ValueError, match="`feedback` must be 'energy' for PyG's GCNConv"), watch(conv, "alignment"):
+    with pytest.raises(ValueError, match="`reads` must be `energy` for PyG's GCNConv"), watch(conv, alignment):
         pass
-    model = make_model("gcn", 3, 4, 2)
-    assert isinstance(make("thanos", star(4), [2]).policy, Thanos) and model.convs[0].feedback == "energy"
+    with pytest.raises(TypeError, match="`reads` must be a function of Messages such as"), watch(conv, "alignment"):
+        pass
+    assert isinstance(make("thanos", star(4), [2]).policy, Thanos) and make("thanos", star(4), [2]).reads is alignment
+
+
+@pytest.mark.parametrize("estimator", ["history", "snapshot", "scores", "exact+history"])
+def test_attention_with_a_memory_tells_the_alignment(estimator):
+    """What is left to chance is w h - w' H: its alignment is that of the messages themselves."""
+    result = fit(toy_data(), model="gat", method="thanos", estimator=estimator, sizes=(3, 3), epochs=1, hidden=8)
+    assert float(result.sampler.policy.log_weight.abs().sum()) > 0
+
+
+def test_alignment_of_a_difference_is_that_of_the_difference():
+    block = make("thanos", messy_graph(), [4]).sample(torch.arange(60))[0]
+    gen = torch.Generator().manual_seed(0)
+    h, old = torch.randn(2, block.num_src, 3, generator=gen)
+    new, gone = torch.rand(2, block.num_edges, 2, generator=gen)
+    got = alignment(Messages(block, new, Values(h), old=(gone, old)))
+    m = (new[:, :, None] * h[block.src, None] - gone[:, :, None] * old[block.src, None]).flatten(1)
+    own = block.is_self()
+    for e in range(0, block.num_edges, 7):
+        rest = (block.dst == block.dst[e]) & ~own
+        rest[e] = False
+        want = 0.0 if own[e] or not rest.any() else 2 * (m[e] @ m[rest].mean(0)) - m[e] @ m[e]
+        assert float(got[e]) == pytest.approx(float(want), rel=1e-3, abs=1e-3)

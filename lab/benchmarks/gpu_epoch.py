@@ -21,12 +21,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from adahop.memory import fixed
 
 import adahop
 from adahop import capture, ops, train
 from adahop.config import Config
 from adahop.graph import Graph
-from adahop.memory import fixed
 from adahop.ops import Exp3Rule, Odds, Scratch, Sight, TrackRule, Weights, random
 from adahop.ops.drawing import cuda as drawing
 from adahop.ops.summing import cuda_rows

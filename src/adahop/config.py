@@ -9,9 +9,9 @@ import torch
 
 from adahop import models
 from adahop.checks import InputError, between, count, one_of
-from adahop.memory import ESTIMATORS
 from adahop.methods import METHODS
 from adahop.samplers.base import check_sizes
+from adahop.sum import ESTIMATORS
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,191 @@
-"""Features: the table of raw features as the first layer reads it on a GPU, wherever its rows lie."""
+"""Values: what the sources of a layer bring to its sum, and where raw features lie.
+
+    sum_j c_j W (E x_j + e) = (W E) sum_j c_j x_j + (W e) sum_j c_j
+
+E is the encoder before the first layer, W the layer's own map; either may be missing. `Values` decides on which side of
+the sum to multiply, so that models, estimators and samplers need not know whether h_j was ever formed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from adahop import ops
-from adahop.block import Block
+from adahop.block import Block, Ungathered
 from adahop.checks import InputError
 
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 
 
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W h + b, where h may be rows of a table that end in zeros."""
-    return linear(h, ops.widened(weight, h), bias)
+    """W h + b. W [out, in] for h [..., in]; or W [heads, out, in] for h [rows, heads, in], b [heads, out]."""
+    weight = ops.widened(weight, h)
+    if weight.dim() == 2:
+        return linear(h, weight, bias)
+    out = torch.einsum("dhi,hoi->dho", h, weight)
+    return out if bias is None else out + bias
+
+
+def gather(h: Tensor | Ungathered, block: Block, coef: Tensor) -> Tensor:
+    """sum over a target's edges of coef * h[src]: h [S, C] with coef [M]; h [S, H, C] or [S, C] with coef [M, H]."""
+    src = block.src if torch.is_tensor(h) else h.n_id.index_select(0, block.src)
+    h = h if torch.is_tensor(h) else h.table
+    if coef.dim() == 2 and h.dim() == 2:
+        return torch.stack([ops.gather_sum(h, src, block.dst, c, block.ptr) for c in coef.unbind(1)], 1)
+    return ops.gather_sum(h, src, block.dst, coef, block.ptr)
+
+
+def shares(block: Block, coef: Tensor) -> Tensor:
+    """The sum of the coefficients of each target."""
+    if block.slots:
+        return coef.view(block.num_dst, block.slots, *coef.shape[1:]).sum(1)
+    return ops.segment_sum(coef, block.dst, block.num_dst)
+
+
+class Values:
+    """h_j = E x_j + e of the sources of a block, multiplied out only where that is cheaper.
+
+    x holds a row per source, gathered or not; without an `encoder` h is x itself. `drop` is applied to x, once.
+    `shared` where many blocks read the same values, as in a pass over the whole graph.
+
+    >>> values = Values(torch.eye(3), nn.Linear(3, 2))
+    >>> values.rows().shape, values.rows(1).shape
+    (torch.Size([3, 2]), torch.Size([1, 2]))
+    """
+
+    def __init__(
+        self,
+        x: Tensor | Ungathered,
+        encoder: nn.Linear | None = None,
+        drop: Callable[[Tensor], Tensor] | None = None,
+        shared: bool = False,
+    ):
+        self.x, self.encoder, self.drop, self.shared = x, encoder, drop, shared
+        self.kept: dict[str, Tensor] = {}
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` gives, made once for these values."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+    def raw(self, many: int | None = None) -> Tensor:
+        """x of the first `many` sources."""
+        if self.drop is not None:
+            drop = self.drop
+            return self.once("raw", lambda: drop(gathered(self.x)))[:many]
+        return gathered(self.x if many is None else self.x[:many])
+
+    def rows(self, many: int | None = None) -> Tensor:
+        """h of the first `many` sources."""
+        if self.encoder is None:
+            return self.raw(many)
+        if many is None:
+            return self.once("rows", lambda: self._encoded(self.raw()))
+        return self.kept["rows"][:many] if "rows" in self.kept else self._encoded(self.raw(many))
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        assert self.encoder is not None
+        return mapped(x, self.encoder.weight, self.encoder.bias)
+
+    def sum(self, block: Block, coef: Tensor, kernel: Tensor) -> Tensor:
+        """sum over a target's edges of coef * W h: [targets, out], or with heads [targets, heads, out]."""
+        if self._maps_first(kernel, block):
+            return gather(self.mapped(kernel), block, coef)
+        w, bias = self.joined(kernel)
+        assert w is not None
+        total = mapped(self.summed(block, coef), w)
+        return total if bias is None else total + shares(block, coef).unsqueeze(-1) * bias
+
+    def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
+        """<h, v> for each row of v: [S, heads], or [M, heads] and True where it is found by edge."""
+        direction, bias = self.joined(v)
+        assert direction is not None
+        t = self._unmapped() @ direction.t()
+        return (t if bias is None else t + bias), False
+
+    def mapped(self, kernel: Tensor) -> Tensor:
+        """W h of every source, made once: [S, out], or with heads [S, heads, out]."""
+
+        def make() -> Tensor:
+            x, w, bias = self._unmapped(), *self.joined(kernel)
+            assert w is not None
+            out = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
+            return out.unflatten(1, w.shape[:-1]) if w.dim() == 3 else out
+
+        return self.once("mapped", make)
+
+    @torch.no_grad()
+    def norms(self, kernel: Tensor | None = None) -> Tensor:
+        """|W h|^2 of every source (|h|^2 without W): [S], or with heads [S, heads]."""
+        if kernel is not None and "mapped" in self.kept:
+            return self.kept["mapped"].square().sum(-1)
+        x, w, bias = self._unmapped(), *self.joined(kernel)
+        if w is None:
+            return x.square().sum(-1)
+        if bias is not None and w.dim() == 2 and w.shape[1] < w.shape[0] and len(x):
+            square = ((x @ (w.t() @ w)) * x).sum(1)  # by the square of W E, where x is narrower than W E x
+            return square.add_(x @ (w.t() @ bias), alpha=2.0).add_(bias.square().sum()).clamp_(min=0.0)
+        value = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
+        return value.unflatten(1, w.shape[:-1]).square().sum(-1)
+
+    @torch.no_grad()
+    def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
+        """|coef W h[src]|^2 of every edge, heads summed."""
+        h = self.kept.get("mapped") if kernel is not None else None if self.encoder else self.x
+        if torch.is_tensor(h) and h.dim() == coef.dim() + 1:
+            return ops.energies(h, block.src, coef)
+        square, norm = coef.square(), self.norms(kernel)[block.src]
+        if square.dim() == 1:
+            return square * norm
+        return (square * (norm if norm.dim() == 2 else norm.unsqueeze(1))).sum(1)
+
+    # --- on which side -----------------------------------------------------------------------------------------------
+
+    def _maps_first(self, kernel: Tensor, block: Block) -> bool:
+        """Whether W h of every source, if not at hand, costs less than W of the sums and wider sums."""
+        if kernel.dim() == 3 or "mapped" in self.kept:
+            return True
+        out, width = kernel.shape[0], self._width()
+        dear = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
+        return out < width and (self.shared or not dear)
+
+    def _width(self) -> int:
+        return self.x.table.shape[1] if isinstance(self.x, Ungathered) else self.x.shape[1]
+
+    def _formed(self) -> bool:
+        """Whether h itself is at hand: then nothing is gained by going back to x."""
+        return self.encoder is None or "rows" in self.kept
+
+    def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """(W E, W e), which apply to x; W itself where h is at hand."""
+        return join(kernel, None if self._formed() else self.encoder)
+
+    def _unmapped(self) -> Tensor:
+        return self.rows() if self._formed() else self.raw()
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        """sum of coef * h where h is at hand, else of coef * x; rows that were not gathered are read where they lie."""
+        if self.encoder is not None and "rows" in self.kept:
+            return gather(self.rows(), block, coef)
+        return gather(self.x if self.drop is None else self.raw(), block, coef)
+
+
+def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:
+    """(W E, W e), W or E where there is no other."""
+    if encoder is None:
+        return kernel, None
+    if kernel is None:
+        return encoder.weight, encoder.bias
+    return kernel @ encoder.weight, kernel @ encoder.bias
+
+
+def gathered(x: Tensor | Ungathered) -> Tensor:
+    return x.gathered() if isinstance(x, Ungathered) else x
 
 
 class Features:
@@ -28,7 +195,7 @@ class Features:
     bus. `hit_rate` says what share of the sampled rows was near since it was asked last.
     """
 
-    def __init__(self, x: Tensor, device: Any, cache: int | None = None, often: Tensor | None = None):
+    def __init__(self, x: Tensor, device: torch.device | str, cache: int | None = None, often: Tensor | None = None):
         here = torch.zeros(0, device=device)
         if ops.table.form(here) != "cuda":
             raise InputError("`device` must be a CUDA GPU with Triton installed for a table of features")
@@ -79,18 +246,48 @@ class Features:
         """|coef m[source]|^2 of every edge, heads summed: |x|^2 for |m|^2, or what it was when it was renewed."""
         return ops.known_energies(self.square, block.n_id, block.src, coef)
 
-    def per_target(self, block: Block, coef: Tensor) -> Tensor:
-        """The sum of the coefficients of each target."""
-        if block.slots:
-            return coef.view(block.num_dst, block.slots, *coef.shape[1:]).sum(1)
-        return ops.segment_sum(coef, block.dst, block.num_dst)
-
     def hit_rate(self) -> float:
         """The share of sampled rows that had a copy on the device; 1 where all of them live there."""
         hits, reads = int(self.hits), int(self.reads)
         self.hits.zero_()
         self.reads.zero_()
         return hits / reads if reads else 1.0
+
+
+class TableValues(Values):
+    """Values over a table of features: kernels read its rows where they lie, and drop entries as they read."""
+
+    def __init__(self, table: Features, n_id: Tensor, encoder: nn.Linear | None = None, drop: float = 0.0):
+        super().__init__(table.value, encoder)
+        self.table, self.n_id = table, n_id
+        self.dropped = table.drop(drop) if drop else None
+
+    def raw(self, many: int | None = None) -> Tensor:
+        x = self.table.rows(self.n_id[:many], self.dropped)
+        return x if self.encoder is not None else x[:, : self._width()]
+
+    def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
+        if "rows" in self.kept:
+            return super().dot(v, block)
+        direction, bias = self.joined(v)
+        assert block is not None and direction is not None
+        t = self.table.dot(block, direction, self.dropped)
+        return (t if bias is None else t + bias), True
+
+    @torch.no_grad()
+    def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
+        if "rows" in self.kept:
+            return Values(self.rows()).energies(block, coef, kernel)
+        return self.table.energies(block, coef)
+
+    def _maps_first(self, kernel: Tensor, block: Block) -> bool:
+        return False
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        if "rows" in self.kept:
+            return gather(self.rows(), block, coef)
+        total = self.table.sum(block, coef if coef.dim() == 2 else coef.unsqueeze(1), self.dropped)
+        return total if coef.dim() == 2 else total.squeeze(1)
 
 
 def _pinned(x: Tensor) -> Tensor:
@@ -100,6 +297,6 @@ def _pinned(x: Tensor) -> Tensor:
     return whole[:, : x.shape[1]]
 
 
-def _squares(x: Tensor, device: Any) -> Tensor:
+def _squares(x: Tensor, device: torch.device | str) -> Tensor:
     parts = [part.to(device).float().square().sum(1) for part in x.split(1 << 16)]
     return torch.cat(parts) if parts else torch.zeros(0, device=device)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adahop.checks import (
     InputError,
@@ -354,6 +354,23 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={self.weight is not None})"
+
+
+class OnGraph(nn.Module):
+    """A module with a graph, which goes where its buffers go."""
+
+    graph: Graph
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OnGraph:
+        super()._apply(fn, recurse)
+        device = fn(torch.zeros(0, device=self.graph.device)).device
+        if device != self.graph.device:
+            self.graph = self.graph.to(device)
+        self.moved()
+        return self
+
+    def moved(self) -> None:
+        """What depends on where the state lies is made anew."""
 
 
 def _small(ids: Tensor, n: int) -> Tensor:

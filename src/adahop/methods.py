@@ -29,7 +29,7 @@ class Method:
     models: tuple[str, ...] = ("gcn", "sage", "gat", "geniepath")
     why_not: str = ""  # one sentence for the models left out
     needs: tuple[str, ...] = ()  # options that come with the data: "features" is its x
-    estimator: str = "plain"  # what the model remembers, see `adahop.memory`
+    estimator: str = "plain"  # what the model remembers, see `adahop.sum`
     instead: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that differ for a model, by its name
 
     def on(self, model: str) -> Method:

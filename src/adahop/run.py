@@ -20,12 +20,12 @@ from adahop.distributed import team
 from adahop.features import Features
 from adahop.loader import Loader
 from adahop.mapped import on_disk
-from adahop.memory import Memory
 from adahop.methods import METHODS, OTHER
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
 from adahop.samplers.loop import Padded
 from adahop.storage import storage_in
+from adahop.sum import Sum
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Run:
 
     def renew(self) -> None:
         """What a GPU's first layer says of its messages' size: it sums raw features, and never forms the messages."""
-        if self.features is not None and self.sampler.listens and self.model.sums_raw():
+        if self.features is not None and self.sampler.listens and self.model.memory(0) is None:
             self.features.renew(self.model.first_norms)
 
     def closed(self, scores: dict[str, float]) -> dict[str, float]:
@@ -199,7 +199,7 @@ class Run:
             "loader": loader,
             "sampler": dict(self.sampler.state_dict()),
             "model": dict(self.model.state_dict()),
-            "memory": {name: cast(Memory, m).state() for name, m in self.model.memories.items()},
+            "memory": {name: cast(Sum, m).state() for name, m in self.model.memories.items()},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
             "norms": None if self.features is None else self.features.square,
@@ -218,7 +218,7 @@ class Run:
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
         for name, kept in state["memory"].items():
-            cast(Memory, self.model.memories[name]).restore(kept)
+            cast(Sum, self.model.memories[name]).restore(kept)
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
         if self.features is not None:

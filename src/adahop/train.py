@@ -27,7 +27,7 @@ def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimi
     """One step of the model, the optimizer and the sampler; returns the loss."""
     if not model.training:
         model.train()
-    with watch(model, sampler.feedback if sampler.listens else None) as energy:
+    with watch(model, sampler.reads if sampler.listens else None) as energy:
         out = model(batch)
     loss = criterion(out, batch.y, getattr(batch, "loss_weight", None))
     (loss + sampler.penalty(batch.blocks, energy)).backward()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
+from adahop.messages import Messages, Reading, energy
+
 
 @contextlib.contextmanager
-def watch(model: nn.Module, feedback: str | None = "energy") -> Iterator[list[Tensor]]:
+def watch(model: nn.Module, reads: Reading | None = energy) -> Iterator[list[Tensor]]:
     """Collect the energy |m_ij|^2 of each layer's messages, in the order the layers run.
 
-    `feedback` is the number wanted of a message, a sampler's `feedback`; all but "energy" need our own layers, and
-    None wants nothing.
-    Works for our own layers (they offer a `watcher`) and for unmodified PyG layers (their messages are overheard).
-    A layer that stays silent is an error: the sampler would never learn of it.
+    `reads` says what is wanted of the messages, see a sampler's `reads`; all but `energy` need our own layers, and None
+    wants nothing. Our own layers hand their messages to listeners, unmodified PyG layers are overheard. A layer that
+    passes none is an error: the sampler would never learn of it.
 
     >>> import torch; from torch_geometric.nn import GCNConv
     >>> conv = GCNConv(2, 2, add_self_loops=False)
@@ -25,50 +26,61 @@ def watch(model: nn.Module, feedback: str | None = "energy") -> Iterator[list[Te
     >>> energy[0].shape
     torch.Size([1])
     """
-    energy: list[Tensor] = []
+    found: list[Tensor] = []
     heard: set[str] = set()
-    listening = {} if feedback is None else _layers(model, feedback)
-    handles = []
-    try:
-        for name, module in listening.items():
-            note = _note(name, energy, heard)
-            if hasattr(module, "watcher"):
-                module.watcher, module.feedback = note, feedback
+    layers = {} if reads is None else _layers(model, reads)
+    with contextlib.ExitStack() as listening:
+        for name, module in layers.items():
+            note = _note(name, found, heard)
+            if hasattr(module, "listeners"):
+                assert reads is not None
+                listening.enter_context(listen(module, _through(reads, note)))
             else:
-                handles.append(module.register_message_forward_hook(_overhear(note)))
-        yield energy
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module in listening.values():
-            if hasattr(module, "watcher"):
-                module.watcher = None
-    silent = [name or type(module).__name__ for name, module in listening.items() if name not in heard]
+                handle = module.register_message_forward_hook(_overhear(note))
+                listening.callback(handle.remove)
+        yield found
+    silent = [name or type(module).__name__ for name, module in layers.items() if name not in heard]
     if silent:
         raise RuntimeError(
             f"layer '{silent[0]}' passed no messages while watched; pass it edge_index, not a sparse matrix, and run it"
         )
 
 
-def _layers(model: nn.Module, feedback: str) -> dict[str, Any]:
+@contextlib.contextmanager
+def listen(conv: Any, listener: Callable[[Messages], None]) -> Iterator[None]:
+    """Inside, one of our layers hands its messages to the listener, beside those that it has."""
+    conv.listeners.append(listener)
+    try:
+        yield
+    finally:
+        conv.listeners.remove(listener)
+
+
+def _layers(model: nn.Module, reads: Reading) -> dict[str, Any]:
     """The layers that pass messages, by name."""
+    if not callable(reads):
+        raise TypeError(f"`reads` must be a function of Messages such as adahop.messages.energy, got {reads!r}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}")
-    found = {name: m for name, m in model.named_modules() if hasattr(m, "watcher") or isinstance(m, MessagePassing)}
+    found = {name: m for name, m in model.named_modules() if hasattr(m, "listeners") or isinstance(m, MessagePassing)}
     if not found:
         raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
-    strange = [m for m in found.values() if not hasattr(m, "watcher")]
-    if strange and feedback != "energy":
-        raise ValueError(f"`feedback` must be 'energy' for PyG's {type(strange[0]).__name__}, got '{feedback}'")
+    strange = [m for m in found.values() if not hasattr(m, "listeners")]
+    if strange and reads is not energy:
+        raise ValueError(f"`reads` must be `energy` for PyG's {type(strange[0]).__name__}, got {reads.__name__}")
     return found
 
 
-def _note(name: str, energy: list[Tensor], heard: set[str]):
+def _note(name: str, found: list[Tensor], heard: set[str]) -> Callable[[Tensor], None]:
     def note(value: Tensor) -> None:
         heard.add(name)
-        energy.append(value.detach())
+        found.append(value.detach())
 
     return note
+
+
+def _through(reads: Reading, note: Callable[[Tensor], None]) -> Callable[[Messages], None]:
+    return lambda messages: note(reads(messages))
 
 
 def _overhear(note):

@@ -21,8 +21,8 @@ from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json, restart
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.distributed import session, team
-from adahop.memory import ESTIMATORS
 from adahop.records import Read, Records
+from adahop.sum import ESTIMATORS
 from adahop.train import Config, Result, fit
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 from torch import Tensor, nn
 
-from adahop import ops
 from adahop.block import Block
+from adahop.messages import Messages
 from adahop.models import GNN
 from adahop.ops import random
 from adahop.samplers import Sampler
+from adahop.watcher import listen
 
 MEASURE = 1 << 42  # counters for measuring, away from those of training
 
@@ -40,65 +43,24 @@ def frozen(model: GNN, plain: bool = False) -> Iterator[GNN]:
         model.train(was)
 
 
-class Heard(NamedTuple):
-    """What a layer said last: messages coef * h, or, where coef is None, its sum h; and its energies, if any."""
-
-    h: Tensor
-    block: Block
-    coef: Tensor | None
-
-
-class Ears:
-    """Hears every layer while the model runs. For the layers `inputs`, h is what the layer was given.
-
-    Others may map h first, where that makes the sum narrower; a layer with a memory sums before the map, and who is
-    compared with it must do so too.
-    """
-
-    def __init__(self, model: GNN, inputs: Iterable[int] = ()):
-        self.model, self.inputs = model, frozenset(inputs)
-        self.heard: dict[int, Heard] = {}
-        self.energy: dict[int, Tensor] = {}
-        self.given: dict[int, Tensor] = {}
-
-    def note(self, layer: int, h: Tensor, block: Block, coef: Tensor | None) -> None:
-        if coef is not None and layer in self.given:
-            h = self.given.pop(layer)
-        if coef is not None and coef.dim() == 2 and h.dim() == 2:
-            h = h.unsqueeze(1).expand(-1, coef.shape[1], -1)
-        self.heard[layer] = Heard(h.detach(), block, None if coef is None else coef.detach())
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Ears]:
-        hooks = []
-        try:
-            for layer, conv in enumerate(self.model.convs):
-                conv.tap = lambda *said, layer=layer: self.note(layer, *said)  # type: ignore[assignment]
-                conv.watcher = lambda energy, layer=layer: self.energy.update({layer: energy})  # type: ignore[assignment]
-                conv.feedback = "energy"  # type: ignore[assignment]
-                if layer in self.inputs:
-                    keep = lambda conv, args, layer=layer: self.given.update({layer: args[0]})  # noqa: E731
-                    hooks.append(conv.register_forward_pre_hook(keep))
-            yield self
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for conv in self.model.convs:
-                conv.tap = conv.watcher = None  # type: ignore[assignment]
+@contextlib.contextmanager
+def overheard(model: GNN) -> Iterator[dict[int, Messages]]:
+    """The messages that each layer passed last, by layer, while the model runs with frozen weights."""
+    found: dict[int, Messages] = {}
+    with heard_by(model, lambda layer, m: found.update({layer: m})):
+        yield found
 
 
-def head_sum(said: Heard, rows: int) -> Tensor:
-    """The sum that the layer formed for the first targets of its block."""
-    if said.coef is None:
-        return said.h[:rows]
-    block, m = said.block, int(said.block.ptr[rows])
-    return ops.gather_sum(said.h, block.src[:m], block.dst[:m], said.coef[:m], block.ptr[: rows + 1])
+@contextlib.contextmanager
+def heard_by(model: GNN, listener: Callable[[int, Messages], None]) -> Iterator[None]:
+    """Inside, every layer's messages go to the listener, with the layer's number."""
+    with contextlib.ExitStack() as listening:
+        for layer, conv in enumerate(model.layers()):
+            listening.enter_context(listen(conv, functools.partial(listener, layer)))
+        yield
 
 
 def run(model: GNN, x: Tensor, blocks: list[Block], layers: int | None = None) -> Tensor:
-    """The model's forward pass, or its first layers alone."""
-    h, state = model.encode(x[blocks[0].n_id])
-    for layer, block in enumerate(blocks[:layers]):
-        n = block.num_dst
-        h, state = model.step(layer, h, h[:n], {k: v[:n] for k, v in state.items()}, block)
+    """The model's forward pass, or h after its first layers alone."""
+    h = model.hidden(SimpleNamespace(x=x[blocks[0].n_id], blocks=blocks), layers)
     return model.decode(h) if layers is None else h

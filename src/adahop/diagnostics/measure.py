@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from adahop.checks import count
-from adahop.diagnostics.frozen import Ears, Heard, head_sum, run
+from adahop.diagnostics.frozen import overheard, run
 from adahop.diagnostics.truth import Truth
+from adahop.messages import Messages, energy, estimate
 from adahop.models import GNN
 from adahop.ops import segment_sum
 from adahop.samplers import Sampler
@@ -19,7 +20,7 @@ class Measured(NamedTuple):
     """One layer: E|estimate - truth|^2 a node and its standard error; E of the sum of |m|^2 over what was drawn.
 
     ess = (sum c)^2 / sum c^2, c = |m| of a node's drawn neighbours (one drawn twice counts once, twice as strong), the
-    mean over nodes; it is k where q is the oracle's and nobody comes twice. None where nothing was left to chance.
+    mean over nodes; it is k where q is the oracle's and no node comes twice. None where nothing was left to chance.
     coverage: the share of the nodes' neighbours that came at least once in all the draws, or need not be drawn.
     """
 
@@ -40,19 +41,20 @@ class _Tally:
         self.ess, self.busy = 0.0, 0
         self.seen = torch.zeros_like(truth.true)
 
-    def add(self, said: Heard, energy: Tensor, drawn: bool) -> None:
-        """The nodes come first among the targets of every block, whoever was drawn above."""
-        p, block = self.truth.nodes.numel(), said.block
+    def add(self, said: Messages, drawn: bool) -> None:
+        """The nodes come first among the targets of every block, whatever was drawn above."""
+        p, block, mapped = self.truth.nodes.numel(), said.block, self.layer not in self.truth.remembered
         true = self.truth.sums[self.layer]
-        gap = (head_sum(said, p)[..., : true.shape[-1]] - true).flatten(1).double()  # a GPU's rows may end in zeros
+        mine = estimate(said, mapped)[:p, ..., : true.shape[-1]]  # a GPU's rows may end in zeros
+        gap = (mine - true).flatten(1).double()
         self.square.append(float(gap.square().sum(1).mean()))
         m = int(block.ptr[p])
         chance, pos = block.drawn()[:m], block.pos[:m]
-        energy = energy[:m].double()
-        self.energy.append(float(energy[chance].sum()) / p)
+        square = energy(said)[:m].double()
+        self.energy.append(float(square[chance].sum()) / p)
         self.seen |= not drawn
         self.seen[torch.searchsorted(self.truth.pos, pos)] = True
-        self._count(pos[chance], block.dst[:m][chance], energy[chance].sqrt())
+        self._count(pos[chance], block.dst[:m][chance], square[chance].sqrt())
 
     def _count(self, pos: Tensor, row: Tensor, strength: Tensor) -> None:
         where, back = pos.unique(return_inverse=True)  # a place belongs to one node, so it stands for the pair
@@ -82,11 +84,10 @@ def measure(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int,
     """[Measured] of every layer, or of the first `layers`, for a frozen model and a sampler of one's own."""
     count(repeats, 1, "repeats")
     tallies = [_Tally(truth, layer) for layer in range(len(model.convs))][:layers]
-    ears = Ears(model, truth.remembered)
-    with ears.open():
+    with overheard(model) as heard:
         for _ in range(repeats):
             run(model, x, sampler.sample(truth.nodes), len(tallies))
             for layer, tally in enumerate(tallies):
                 memory = model.memory(layer)
-                tally.add(ears.heard[layer], ears.energy[layer], memory is None or memory.draws)
+                tally.add(heard[layer], memory is None or memory.draws)
     return [tally.result() for tally in tallies]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from adahop.block import Block
 from adahop.checks import InputError, count, node_ids
-from adahop.diagnostics.frozen import frozen, twin
-from adahop.memory.attended import Everyone
-from adahop.models import GAT
+from adahop.diagnostics.frozen import frozen, heard_by, twin
+from adahop.features import Values
+from adahop.graph import Graph
+from adahop.messages import Messages
+from adahop.models import GAT, GATConv
 from adahop.ops import segment_max, segment_sum
 from adahop.samplers import Sampler
+from adahop.sum import everyone
+from adahop.watcher import listen
 
 
 @torch.no_grad()
@@ -48,55 +51,32 @@ def normaliser_error(model: Any, sampler: Sampler, x: Tensor, nodes: Any, repeat
     return (errors / repeats).sqrt().tolist()
 
 
-def _inputs(model: GAT, graph: Any, x: Tensor) -> list[Tensor]:
+def _inputs(model: GAT, graph: Graph, x: Tensor) -> list[Tensor]:
     """What every layer is given, of everyone and exact."""
     given: dict[int, Tensor] = {}
-    hooks = [
-        conv.register_forward_pre_hook(lambda conv, args, layer=layer: given.update({layer: args[0]}))
-        for layer, conv in enumerate(model.convs)
-    ]
-    try:
-        with frozen(model, plain=True):
-            model.inference(graph, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with frozen(model, plain=True), heard_by(model, lambda layer, m: given.update({layer: m.values.rows()})):
+        model.inference(graph, x)
     return [given[layer] for layer in range(len(model.convs))]
 
 
-@contextlib.contextmanager
-def _shares(conv: Any) -> Iterator[list[Tensor]]:
-    """What a layer says of its sample while the context is open: the coefficients, scale included."""
-    said: list[Tensor] = []
-    was = conv.watcher, conv.feedback
-    conv.watcher, conv.feedback = said.append, "scores"
-    conv.tell = lambda energy, coef, scores: said.append(coef)
-    try:
-        yield said
-    finally:
-        del conv.tell
-        conv.watcher, conv.feedback = was
-
-
-def _square(model: GAT, layer: int, h: Tensor, block: Any, graph: Any) -> float:
+def _square(model: GAT, layer: int, h: Tensor, block: Block, graph: Graph) -> float:
     """Mean (D' / D - 1)^2 of one draw, read from the strongest edge of every target."""
-    conv: Any = model.convs[layer]
+    conv = cast(GATConv, model.convs[layer])
     memory, n = model.memory(layer), block.num_dst
-    mine, own = h[block.n_id], h[block.n_id[:n]]
-    with _shares(conv) as said:
-        if memory is None:
-            conv(mine, own, block)
-        else:
-            memory.total(conv, mine, own, block, None)
+    said: list[Messages] = []
+    own = h[block.n_id[:n]]
+    with listen(conv, said.append):
+        model.sums(layer)(conv, Values(h[block.n_id]), own, block)
+    coef = said[0].coef
     u, v = conv.directions()
     s, t = own @ u.t(), h @ v.t()
-    edges = Everyone(graph, block.n_id[:n])
-    every = leaky_relu(s[edges.row] + t[edges.src], conv.slope)
-    top = segment_max(every, edges.row, n)
-    true = segment_sum((every - top[edges.row]).exp(), edges.row, n).log() + top
+    edges = everyone(graph, block.n_id[:n])
+    every = leaky_relu(s[edges.dst] + t[edges.src], conv.slope)
+    top = segment_max(every, edges.dst, n)
+    true = segment_sum((every - top[edges.dst]).exp(), edges.dst, n).log() + top
     score = leaky_relu(s[block.dst] + t[block.n_id[block.src]], conv.slope)
     scale = torch.zeros_like(block.scale) if memory is None and conv.form == "softmax" else block.scale.log()
-    made = torch.where(said[0] > 0, score + scale.unsqueeze(1) - said[0].log(), -torch.inf)
+    made = torch.where(coef > 0, score + scale.unsqueeze(1) - coef.log(), -torch.inf)
     made = segment_max(made, block.dst, n)
     seen = made.isfinite() & true.isfinite()
     return float(((made - true)[seen].exp() - 1).square().mean()) if seen.any() else 0.0

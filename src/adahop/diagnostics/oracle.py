@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adahop.diagnostics.frozen import Ears, run, twin
+from adahop.diagnostics.frozen import overheard, run, twin
 from adahop.diagnostics.measure import Measured, measure
 from adahop.diagnostics.truth import Truth
+from adahop.messages import energy
 from adahop.models import GNN
 from adahop.ops import Drawn, Odds, Rows, random
 from adahop.policies import Policy
@@ -48,11 +49,10 @@ def oracle_weights(model: GNN, sampler: NeighborSampler, x: Tensor, truth: Truth
     sizes = [-1 if at == layer else k for at, k in enumerate(sampler.sizes)]
     everyone = at_layer(sampler, layer, None, sampler.seed + 1, sizes=sizes)
     total = torch.zeros(truth.graph.num_edges, device=truth.graph.device)
-    ears = Ears(model)
-    with ears.open():
+    with overheard(model) as heard:
         for _ in range(1 if still else repeats):
             run(model, x, everyone.sample(truth.nodes), layer + 1)
-            total[ears.heard[layer].block.pos] += ears.energy[layer]
+            total[heard[layer].block.pos] += energy(heard[layer])
     return total.sqrt()
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop.block import Block
 from adahop.checks import InputError, node_ids
-from adahop.diagnostics.frozen import Ears, frozen
+from adahop.diagnostics.frozen import frozen, heard_by
 from adahop.graph import Graph
+from adahop.messages import Messages
 from adahop.models import GNN
 from adahop.ops import segment_sum, spans
 
@@ -33,31 +33,20 @@ class Truth:
         self.true = self.src != nodes[self.row]
         self.remembered = frozenset(int(layer) for layer in model.memories)
         self.sums: dict[int, Tensor] = {}
-        ears = _Chunks(model, self)
-        with frozen(model, plain=True), ears.open():
+        with frozen(model, plain=True), heard_by(model, self._add):
             model.inference(graph, x)
+
+    def _add(self, layer: int, m: Messages) -> None:
+        """As the pass over the graph goes by: values are everyone's, a chunk's edges are some nodes'."""
+        h, block, rows = m.value(layer not in self.remembered), m.block, self.nodes.numel()
+        if layer not in self.sums:
+            self.sums[layer] = h.new_zeros(rows, *h.shape[1:])
+        if block.num_edges == 0 or self.pos.numel() == 0:
+            return
+        low, high = (int(torch.searchsorted(self.pos, block.pos[i] + (i < 0))) for i in (0, -1))
+        coef = m.coef[self.pos[low:high] - block.pos[0]]
+        self.sums[layer] += segment_sum(coef.unsqueeze(-1) * h[self.src[low:high]], self.row[low:high], rows)
 
     def size(self, layer: int) -> float:
         """Mean |mu|^2: what makes a variance small or large."""
         return float(self.sums[layer].flatten(1).double().square().sum(1).mean())
-
-
-class _Chunks(Ears):
-    """Adds up the nodes' sums as the pass over the graph goes by: h is everyone's, a chunk's edges are some nodes'."""
-
-    def __init__(self, model: GNN, truth: Truth):
-        super().__init__(model, truth.remembered)
-        self.truth = truth
-
-    def note(self, layer: int, h: Tensor, block: Block, coef: Tensor | None) -> None:
-        super().note(layer, h, block, coef)
-        h, block, coef = self.heard.pop(layer)
-        truth, rows = self.truth, self.truth.nodes.numel()
-        if layer not in truth.sums:
-            truth.sums[layer] = h.new_zeros(rows, *h.shape[1:])
-        if block.num_edges == 0 or truth.pos.numel() == 0:
-            return
-        assert coef is not None  # memories are at rest
-        low, high = (int(torch.searchsorted(truth.pos, block.pos[i] + (i < 0))) for i in (0, -1))
-        mine = coef[truth.pos[low:high] - block.pos[0]]
-        truth.sums[layer] += segment_sum(mine.unsqueeze(-1) * h[truth.src[low:high]], truth.row[low:high], rows)

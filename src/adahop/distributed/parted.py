@@ -14,6 +14,7 @@ from adahop.distributed.exchange import first_seen
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
 from adahop.distributed.teams import Team
+from adahop.messages import Reading
 from adahop.ops import Drawn, Rows, pointer, random, spans
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.base import EPOCH
@@ -84,8 +85,8 @@ class PartedSampler(Sampler):
         return self.inner.learns
 
     @property
-    def feedback(self) -> str:  # type: ignore[override]
-        return self.inner.feedback
+    def reads(self) -> Reading:  # type: ignore[override]
+        return self.inner.reads
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """This rank's seeds of one process's batches; all are told a random number a seed, to find where those end."""

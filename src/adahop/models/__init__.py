@@ -6,10 +6,11 @@ import inspect
 from typing import Any
 
 from adahop.checks import InputError, one_of, room_for
-from adahop.models.base import GNN, Conv
+from adahop.models.base import GNN
 from adahop.models.gat import GAT, GATConv
 from adahop.models.gcn import GCN, SAGE, GCNConv, SAGEConv
 from adahop.models.geniepath import BreadthConv, GeniePath
+from adahop.sum import Conv
 
 MODELS: dict[str, type[GNN]] = {"gcn": GCN, "sage": SAGE, "gat": GAT, "geniepath": GeniePath}
 

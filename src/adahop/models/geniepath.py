@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from adahop.block import Block
-from adahop.checks import one_of
-from adahop.estimators import ATTENTION, attention, gather
-from adahop.models.base import GNN, Conv, State
+from adahop.features import Values
+from adahop.messages import Ends
+from adahop.models.base import GNN, State
+from adahop.sum import Attention, Conv, Sum
 
 
-class BreadthConv(Conv):
+class BreadthConv(Attention):
     """W sum a_ij h_j with a = softmax_j v.tanh(Ws h_i + Wd h_j)."""
 
     def __init__(self, inputs: int, outputs: int, form: str = "self-normalised"):
-        super().__init__()
-        self.form = one_of(form, ATTENTION, "attention")
+        super().__init__(form)
         self.dst, self.src = nn.Linear(inputs, inputs, bias=False), nn.Linear(inputs, inputs, bias=False)
         self.score = nn.Linear(inputs, 1, bias=False)
         self.linear = nn.Linear(inputs, outputs)
+        self.ends_width = inputs
 
-    def prepare(self, h: Tensor) -> Tensor:
-        return self.src(h)
+    def kernel(self) -> Tensor:
+        return self.linear.weight
 
-    def forward(self, h: Tensor, own: Tensor, block: Block) -> Tensor:
-        score = self.score(torch.tanh(self.dst(own)[block.dst] + self.prepared(h)[block.src]))
-        coef = attention(score, block, self.form).squeeze(-1)
-        self.speak(h, block, coef)
-        return self.linear(gather(h, block, coef))
+    def target(self, own: Tensor) -> Tensor:
+        return self.dst(own)
+
+    def source(self, values: Values, block: Block | None = None) -> tuple[Tensor, bool]:
+        return values.once("t", lambda: self.src(values.rows())), False
+
+    def scores(self, s: Tensor, t: Tensor) -> Tensor:
+        return self.score(torch.tanh(s + t))
+
+    def coef(self, ends: Ends | None, block: Block) -> Tensor:
+        return super().coef(ends, block).squeeze(-1)
+
+    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
+        return total.flatten(1) + self.linear.bias
 
 
 class GeniePath(GNN):
@@ -60,15 +68,17 @@ class GeniePath(GNN):
     def wraps(self) -> bool:
         return True
 
-    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
+    def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
         return BreadthConv(inputs, outputs, **options)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, State]:
-        h, state = super().encode(x)
-        return h, {**state, "c": torch.zeros_like(h)}
+    def carried(self, own: Tensor | None) -> State:
+        assert own is not None
+        return {**super().carried(own), "c": torch.zeros_like(own)}
 
-    def step(self, layer: int, h: Tensor, own: Tensor, state: State, block: Block) -> tuple[Tensor, State]:
-        wide, state = super().step(layer, h, own, state, block)
+    def step(
+        self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, how: Sum
+    ) -> tuple[Tensor, State]:
+        wide, state = super().step(layer, values, own, state, block, how)
         i, f, o, c = self.gates[layer](wide).chunk(4, dim=-1)
         c = torch.sigmoid(f) * state["c"] + torch.sigmoid(i) * torch.tanh(c)
         return torch.sigmoid(o) * torch.tanh(c), {**state, "c": c}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -20,8 +21,8 @@ def check_whole(graph: Graph, x: Tensor, edges: int = 0) -> None:
         raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
 
-class Rows:
-    """A row a node, filled a piece at a time: no piece is held twice, and the whole may lie on disk."""
+class Filled:
+    """A row per node, filled a piece at a time: no piece is held twice, and the whole may lie on disk."""
 
     all: Tensor
 
@@ -32,6 +33,14 @@ class Rows:
         if not hasattr(self, "all"):
             self.all = torch.empty((self.n, *part.shape[1:]), dtype=part.dtype, device=part.device)
         self.all[a : a + len(part)] = part
+
+
+def in_pieces(h: Tensor, f: Callable[[Tensor], Tensor], rows: int = 1 << 14) -> Tensor:
+    """f of some rows at a time."""
+    out = Filled(len(h))
+    for a in range(0, max(len(h), 1), rows):
+        out.put(a, f(h[a : a + rows]))
+    return out.all
 
 
 def node_chunks(graph: Graph, edges: int, low: int = 0, high: int | None = None) -> list[tuple[int, int]]:

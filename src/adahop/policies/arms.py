@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adahop import ops
-from adahop.graph import Graph
+from adahop.graph import Graph, OnGraph
 from adahop.ops import Odds, Scratch, Sight, Tree, Weights
 from adahop.ops.learning import tree
 from adahop.policies.prefix import PrefixSums
 from adahop.storage import MEMORY, Storage
 
 
-class Arms(nn.Module):
+class Arms(OnGraph):
     """One weight per edge and state, 1 at first. Memory: 4 bytes per edge and about 0.3 for the sums, per state; with
     systematic draws 4 more, see `PrefixSums`.
 
@@ -78,10 +78,7 @@ class Arms(nn.Module):
         super()._load_from_state_dict(*given, **more)
         self.sum_up()
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Arms:
-        super()._apply(fn, recurse)
-        self.graph = self.graph.to(fn(torch.zeros(0)).device)
+    def moved(self) -> None:
         if self.weight.stride(0) < self.graph.num_edges + tree.WIDE:  # what was moved is packed
             self.weight = self._room(len(self.weight)).copy_(self.weight)
         self.sum_up()
-        return self

@@ -12,6 +12,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError, between, count
 from adahop.graph import Graph
+from adahop.messages import scores
 from adahop.ops import Drawn, Edges, Odds, Rows, random, spans
 from adahop.policies.tracked import Tracked
 from adahop.storage import MEMORY, Storage
@@ -28,7 +29,7 @@ class Attended(Tracked):
     [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
     """
 
-    feedback = "scores"
+    reads = staticmethod(scores)
     scores: Tensor
     known: Tensor
     typical: Tensor

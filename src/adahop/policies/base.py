@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adahop.block import Block
 from adahop.checks import between, edge_weights, implied
-from adahop.graph import Graph
+from adahop.graph import Graph, OnGraph
+from adahop.messages import Reading, energy
 from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, random, segment_sum, spans
 from adahop.policies.prefix import empty_prefix, renew_all
 from adahop.storage import MEMORY, Storage
 
 
-class Policy(nn.Module):
+class Policy(OnGraph):
     """Says how likely each neighbour is, one state a layer. The plain one is uniform and learns nothing."""
 
     learns = False  # whether `update` changes its state; a class that writes one need not say so
-    feedback = "energy"  # the number it learns from, see `watch`
+    reads: Reading = staticmethod(energy)  # what it learns from, of a layer's messages
     own_draw = False  # whether `places` draws; a class that writes one need not say so
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
@@ -66,11 +67,6 @@ class Policy(nn.Module):
 
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         """Learn from the squared norm of each message of the block."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Policy:
-        super()._apply(fn, recurse)
-        self.graph = self.graph.to(fn(torch.zeros(0)).device)
-        return self
 
 
 class Uniform(Policy):

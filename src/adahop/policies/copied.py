@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adahop import ops
-from adahop.graph import Graph
+from adahop.graph import Graph, OnGraph
 from adahop.ops import Bound, Odds
 from adahop.storage import MEMORY, Storage
 
 OFTEN = 8  # a copy is renewed when an eighth as many edges were learned from as the graph has
 
 
-class Copied(nn.Module):
+class Copied(OnGraph):
     """A copy of one number a node and layer, each node's sum over its neighbours and how far the largest stands out.
 
     Draws with replacement go by the copy: their probabilities are exactly known, though a little old, and nothing is
@@ -74,8 +74,5 @@ class Copied(nn.Module):
         super()._load_from_state_dict(state, prefix, *more)
         self.sum_up()
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Copied:
-        super()._apply(fn, recurse)
-        self.graph = self.graph.to(fn(torch.zeros(0)).device)
+    def moved(self) -> None:
         self.sum_up()
-        return self

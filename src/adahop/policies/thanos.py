@@ -8,6 +8,7 @@ from torch import Tensor
 from adahop.block import Block
 from adahop.checks import between, count
 from adahop.graph import Graph
+from adahop.messages import alignment
 from adahop.ops import Drawn, Odds, Rows, segment_of, segment_sum
 from adahop.policies.arms import Arms
 from adahop.policies.base import Policy, sight
@@ -23,12 +24,12 @@ class Thanos(Policy):
     2021). Memory: 4 bytes an edge and 12 a node, a layer.
 
     >>> policy = Thanos(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
-    >>> policy.odds(0).edge.tolist(), policy.feedback
+    >>> policy.odds(0).edge.tolist(), policy.reads.__name__
     ([1.0, 1.0, 1.0], 'alignment')
     """
 
     learns = True
-    feedback = "alignment"
+    reads = staticmethod(alignment)
     rescales = syncs = True
     subset = False  # whether `prob` holds inclusion probabilities
 

@@ -16,6 +16,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from adahop.checks import InputError, KindError, edge_weights, flag, node_ids, of_kind, one_of
 from adahop.graph import Graph
+from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
 from adahop.samplers import NeighborSampler, Sampler
@@ -145,7 +146,7 @@ def hops_of(sampler: NeighborSampler) -> list[int]:
 def serves(preset: Method) -> bool:
     """Whether PyG's layers can work with a method: drawn node by node, learning from energies, nothing remembered."""
     kind = POLICIES.get(preset.options.get("policy", ""))
-    return kind is not None and kind.feedback == "energy" and preset.estimator == "plain"
+    return kind is not None and kind.reads is energy and preset.estimator == "plain"
 
 
 def fitting(sampler: object, graph: Graph) -> NeighborSampler:
@@ -155,8 +156,8 @@ def fitting(sampler: object, graph: Graph) -> NeighborSampler:
             f"`sampler` must be an adahop NeighborSampler, or a torch sampler of positions in `input_nodes`, got "
             f"{type(sampler).__name__}"
         )
-    if sampler.feedback != "energy":
-        raise InputError(f"`method` must learn from energies here, got one that learns from {sampler.feedback}")
+    if sampler.reads is not energy:
+        raise InputError(f"`method` must learn from energies here, got one that learns from {sampler.reads.__name__}")
     if (sampler.graph.num_nodes, sampler.graph.num_edges) != (graph.num_nodes, graph.num_edges):
         theirs = f"{sampler.graph.num_nodes} nodes and {sampler.graph.num_edges} edges"
         raise InputError(

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from adahop import ops
+from adahop import messages, ops
 from adahop.block import Block, Seeds
 from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids
-from adahop.graph import Graph
+from adahop.graph import Graph, OnGraph
 from adahop.ops import Drawn, Rows, random
 from adahop.samplers import loop
 from adahop.samplers.loop import Draw, Fetched, Numbering
@@ -22,7 +22,7 @@ from adahop.storage import MEMORY, Storage
 EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
 
 
-class Sampler(nn.Module):
+class Sampler(OnGraph):
     """State is buffers, learned parts are parameters: `.to()` and `state_dict()` come for free.
 
     A new sampler implements `expand(layer, rows, key)`, which the loop calls for every layer, or the whole
@@ -35,7 +35,7 @@ class Sampler(nn.Module):
     rescales = False  # whether `scaled` changes anything
     budget = False  # whether rows are told what they count for in the sums above, see `Rows.weigh`
     penalises = False  # whether `penalty` joins the loss; nor here
-    feedback = "energy"  # the number it learns from, see `watch`
+    reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
     exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
     salt: tuple[int, ...] = ()  # sets the random streams of one process apart from another's
@@ -111,7 +111,7 @@ class Sampler(nn.Module):
             raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
         given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
         for i, (e, b) in enumerate(zip(given, blocks, strict=True)):
-            if e.dim() == 0 or len(e) != b.num_edges or (e.dim() > 1 and self.feedback != "scores"):
+            if e.dim() == 0 or len(e) != b.num_edges or (e.dim() > 1 and self.reads is messages.energy):
                 raise InputError(
                     f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
                 )
@@ -184,11 +184,6 @@ class Sampler(nn.Module):
                 self.learn(blocks, energy)
 
         return apply
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Sampler:
-        super()._apply(fn, recurse)
-        self.graph = self.graph.to(fn(torch.zeros(0)).device)
-        return self
 
 
 def check_sizes(sizes: Any) -> list[int]:

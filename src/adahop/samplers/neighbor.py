@@ -12,6 +12,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import flag, one_of
 from adahop.graph import Graph
+from adahop.messages import Reading
 from adahop.ops import Drawn, Rows, random
 from adahop.policies import Policy, Uniform
 from adahop.samplers.base import Sampler
@@ -56,8 +57,8 @@ class NeighborSampler(Sampler):
         return [1] * len(self.sizes) if self.budget else self.sizes
 
     @property
-    def feedback(self) -> str:  # type: ignore[override]
-        return self.policy.feedback
+    def reads(self) -> Reading:  # type: ignore[override]
+        return self.policy.reads
 
     @property
     def learns(self) -> bool:  # type: ignore[override]

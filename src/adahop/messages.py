@@ -1,0 +1,109 @@
+"""Messages: what a layer passed along its edges, noted once; energy, alignment and scores are functions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.checks import InputError
+from adahop.features import Values, gather
+from adahop.ops import segment_sum
+
+
+class Ends(NamedTuple):
+    """What both ends of an edge bring to its attention score: s per target, t per source (or per edge)."""
+
+    s: Tensor
+    t: Tensor
+    by_edge: bool = False
+
+    def over(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Both, edge by edge."""
+        return self.s[block.dst], self.t if self.by_edge else self.t[block.src]
+
+
+class Messages(NamedTuple):
+    """m_ij = coef_ij W h_j, less what a memory had said of it before (`old`: coefficients and h of that time).
+
+    A layer hands it to its listeners while it runs: weights are today's then, and what is asked later may not be.
+    """
+
+    block: Block
+    coef: Tensor  # [M], or with heads [M, heads]; the scale is in it
+    values: Values
+    kernel: Tensor | None = None  # W where messages are measured after it, the narrower side; None: before
+    ends: Ends | None = None  # of attention
+    old: tuple[Tensor, Tensor] | None = None
+    total: Callable[[], Tensor] | None = (
+        None  # the sum of h itself where it is more than the messages': a memory had a part in it
+    )
+
+    def value(self, mapped: bool = True) -> Tensor:
+        """What the coefficients multiply: [S, width], or [S, heads, width]."""
+        h = self.values.rows() if self.kernel is None or not mapped else self.values.mapped(self.kernel)
+        return _for_heads(h.detach(), self.coef)
+
+
+Reading = Callable[[Messages], Tensor]  # of every edge a number, or a row of them
+
+
+@torch.no_grad()
+def energy(m: Messages) -> Tensor:
+    """|m_ij|^2, heads summed."""
+    coef = m.coef.detach()
+    if m.block.num_edges == 0:
+        return m.block.scale.new_zeros(0)
+    if m.old is None:
+        return m.values.energies(m.block, coef, m.kernel)
+    h, (gone, was) = m.values.rows(), m.old
+    products = ((h * h).sum(1), (h * was).sum(1), (was * was).sum(1))  # one each per node, not per edge
+    hh, ho, oo = (p[m.block.src].unsqueeze(1) for p in products)
+    return (coef * coef * hh - 2 * coef * gone * ho + gone * gone * oo).clamp(min=0).sum(1)
+
+
+@torch.no_grad()
+def alignment(m: Messages) -> Tensor:
+    """2 <m_ij, mean of i's other messages> - |m_ij|^2: how near a message is to the mean, up to a constant per target.
+
+    A target's own message is left out of the mean; with a single neighbour there is no mean to know of, and it is 0.
+    """
+    block = m.block
+    others = (~block.is_self()).to(m.coef.dtype)
+    k = segment_sum(others, block.dst, block.num_dst)[block.dst]
+    parts = [(m.coef.detach(), m.value())]
+    if m.old is not None:
+        parts.append((-m.old[0], _for_heads(m.old[1], m.coef)))
+    parts = [(c * (others if c.dim() == 1 else others.unsqueeze(-1)), h) for c, h in parts]
+    total = torch.stack([gather(h, block, c) for c, h in parts]).sum(0)[block.dst]
+    inner = _per_edge(torch.stack([c * (h[block.src] * total).sum(-1) for c, h in parts]).sum(0))
+    square = energy(m) * others
+    return (2.0 * (inner - square) / (k - 1.0).clamp(min=1.0) - square) * (k > 1)
+
+
+@torch.no_grad()
+def scores(m: Messages) -> Tensor:
+    """[M, 1 + 2 width]: of every edge |h|^2, its message's energy without the coefficients, and both ends' scores."""
+    if m.ends is None:
+        raise InputError("a policy that learns from attention scores must have a model with them, got one without")
+    norm = energy(m) / m.coef.detach().square().sum(1).clamp(min=1e-30)
+    return torch.cat([norm.unsqueeze(1), *m.ends.over(m.block)], 1).detach()
+
+
+def estimate(m: Messages, mapped: bool = True) -> Tensor:
+    """The sum that the layer formed for its targets; not `mapped`: before its own W."""
+    if m.total is not None:
+        return m.total().detach()
+    return gather(m.value(mapped), m.block, m.coef.detach())
+
+
+def _for_heads(h: Tensor, coef: Tensor) -> Tensor:
+    """h [S, C] seen once per head where the coefficients have heads."""
+    return h.unsqueeze(1).expand(-1, coef.shape[1], -1) if coef.dim() == h.dim() == 2 else h
+
+
+def _per_edge(value: Tensor) -> Tensor:
+    return value if value.dim() == 1 else value.sum(-1)

@@ -1,0 +1,487 @@
+"""Conv and Sum: what a layer is, and how its sum over all neighbours is formed.
+
+A `Conv` says which coefficients, which map and which update; a `Sum` forms sum a_ij W h_j from the sample alone,
+exactly, or with a control variate, and notes the messages. Names combine: "exact" first layer; "history", "snapshot" or
+"scores" (attention's normaliser) in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from adahop import ops
+from adahop.block import Block
+from adahop.checks import InputError, between, one_of
+from adahop.features import Values, gather, join, mapped
+from adahop.graph import Graph, OnGraph
+from adahop.history import History
+from adahop.messages import Ends, Messages
+from adahop.ops import segment_max, segment_sum
+
+ESTIMATORS = (
+    "plain",
+    "history",
+    "snapshot",
+    "scores",
+    "exact",
+    "exact+history",
+    "exact+snapshot",
+    "exact+scores",
+)
+ATTENTION = ("self-normalised", "paper", "softmax")
+LEAST = 0.3  # the corrected normaliser is kept above this share of the remembered one
+
+Drop = Callable[[Tensor], Tensor]
+
+
+def same(h: Tensor) -> Tensor:
+    """Nothing is dropped."""
+    return h
+
+
+# --- coefficients ----------------------------------------------------------------------------------------------------
+
+
+def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Tensor:
+    """Coefficients a * scale of attention weights a = softmax(score), from the scores [M, H] of the sample alone.
+
+    "self-normalised" (Hajek): e^score scale / sum e^score scale, consistent for any draw.
+    "paper": a' = (sum over S of q) softmax over S (Sec. 5.3), with q summing to 1 for every draw, times scale. A
+    target's own edge is known exactly, so it joins the normaliser instead of the sample.
+    "softmax": over the sample as if it were everyone; biased.
+    """
+    n, row = block.num_dst, block.dst
+    if form != "paper":
+        return ops.softmax(score, row, n, block.scale if form == "self-normalised" else None)
+    raw = (score - segment_max(score.detach(), row, n)[row]).exp()
+    scale = block.scale.unsqueeze(-1)
+    own = block.is_self() | (block.scale == 0)
+    others = raw.masked_fill(own.unsqueeze(-1), 0.0)
+    k = segment_sum((~own).to(raw.dtype), row, n)
+    q = torch.where(own, torch.zeros_like(block.scale), 1.0 / (k[row] * block.scale).clamp(min=1e-30))
+    share = segment_sum(q, row, n).clamp(min=1e-30).unsqueeze(-1)  # stands for the sampled part of the full normaliser
+    total = segment_sum(raw - others, row, n) + segment_sum(others, row, n) / share
+    return raw * scale / total.clamp(min=1e-30)[row]
+
+
+def attended(ends: Ends, block: Block, slope: float, form: str) -> Tensor:
+    """Coefficients from both ends' scores through a leaky relu."""
+    if form == "self-normalised":
+        return ops.attend(
+            ends.s, ends.t, block.src, block.dst, block.ptr, block.scale, slope, block.slots, ends.by_edge
+        )
+    s, t = ends.over(block)
+    return attention(leaky_relu(s + t, slope), block, form)
+
+
+def everyone(graph: Graph, nodes: Tensor) -> Block:
+    """All in-edges of some nodes, as a block whose sources are the graph's own ids."""
+    many = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    row, pos = ops.spans(graph.indptr[nodes], many)
+    src, one = graph.indices[pos].long(), torch.ones(pos.numel(), device=nodes.device)
+    weight = one if graph.weight is None else graph.weight[pos]
+    ptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
+    return Block(nodes, nodes.numel(), torch.stack([src, row]), pos, weight, one, one, ptr, pos)
+
+
+# --- the sum ---------------------------------------------------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    """Plain: the sample's messages, coef * W h, are added up.
+
+    Others remember something of every node and need fewer samples, or none: they replace `total`, the sum of a_ij h_j
+    before W. Every form notes the messages that are left to chance, once, for whoever listens to the layer.
+    """
+
+    draws = True  # whether the layer's block still needs to be drawn
+    shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
+    late = False  # whether dropout comes after the sum: a dropped input would be noise that a memory cannot know
+
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block, drop: Drop = same) -> Tensor:
+        """[targets, out], or with heads [targets, heads, out]: the sum of a_ij W h_j; own is the targets' h."""
+        ends = conv.ends(values, own, block)
+        coef, kernel = conv.coef(ends, block), conv.kernel()
+        total = values.sum(block, coef, kernel)
+        conv.note(lambda: Messages(block, coef, values, kernel if conv.narrows() else None, ends))
+        return total
+
+    def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
+        """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
+
+    def settle(self) -> None:
+        """What the last step saw is written, where that had to wait."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What later steps depend on and nothing else can tell."""
+        self.settle()
+        return self._remembered()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state; one of version 0.1, which knew no dial, leaves the dial as it is set."""
+        mine = self._remembered()
+        for name, value in state.items():
+            mine[name].copy_(value)
+
+    def _remembered(self) -> dict[str, Tensor]:
+        return {name: m.value for name, m in self.named_modules() if isinstance(m, History)}
+
+
+PLAIN = Sum()
+
+
+# --- the layer -------------------------------------------------------------------------------------------------------
+
+
+class Conv(nn.Module):
+    """update(sum over j of a_ij W h_j, h_i), with a_ij the graph's own weights.
+
+    `listeners` are told of the messages as the layer passes them, see `adahop.watch`; they cost nothing while there are
+    none.
+    """
+
+    attends = False  # whether a_ij comes from scores of both ends, see `Attention`
+    reads_own = True  # whether the target's own h has a part in the scores or in `update`
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners: list[Callable[[Messages], None]] = []
+
+    def note(self, messages: Callable[[], Messages]) -> None:
+        """Tell the listeners, if there are any."""
+        if self.listeners:
+            made = messages()
+            for listener in self.listeners:
+                listener(made)
+
+    def forward(
+        self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN, drop: Drop = same
+    ) -> Tensor:
+        """The targets' new h from the sources' and the targets' own; `drop` is for forms that drop after the sum."""
+        values = h if isinstance(h, Values) else Values(h)
+        total = how(self, values, own, block, drop)
+        return self.update(total, drop(own) if how.late and own is not None else own)
+
+    # --- what a model writes -----------------------------------------------------------------------------------------
+
+    def kernel(self) -> Tensor:
+        """W: [out, in], or with heads [heads, out, in]."""
+        raise NotImplementedError
+
+    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
+        """The targets' new h from the sum of a_ij W h_j."""
+        raise NotImplementedError
+
+    def ends(self, values: Values, own: Tensor | None, block: Block) -> Ends | None:
+        """What both ends of an edge bring to its coefficient, beside the graph's weight; None: nothing."""
+        return None
+
+    def coef(self, ends: Ends | None, block: Block) -> Tensor:
+        """a_ij scale_ij of every edge: [M], or with heads [M, heads]. Horvitz-Thompson for fixed weights."""
+        return block.weight * block.scale
+
+    def narrows(self) -> bool:
+        """Whether W h is smaller than h: messages are measured on the narrower side, whichever is summed."""
+        out, width = self.kernel().shape[-2:]
+        return out < width
+
+
+class Attention(Conv):
+    """a_ij = softmax over j of a score that both ends have a part in."""
+
+    attends = True
+    ends_width: int  # numbers that an end brings to a score
+
+    def __init__(self, form: str):
+        super().__init__()
+        self.form = one_of(form, ATTENTION, "attention")
+
+    def target(self, own: Tensor) -> Tensor:
+        """[targets, ends_width]: s."""
+        raise NotImplementedError
+
+    def source(self, values: Values, block: Block | None = None) -> tuple[Tensor, bool]:
+        """[sources, ends_width]: t; or by edge and True, where the values are read that way."""
+        raise NotImplementedError
+
+    def scores(self, s: Tensor, t: Tensor) -> Tensor:
+        """[M, heads] of every edge, from s and t."""
+        raise NotImplementedError
+
+    def ends(self, values: Values, own: Tensor | None, block: Block) -> Ends:
+        assert own is not None
+        return Ends(self.target(own), *self.source(values, block))
+
+    def coef(self, ends: Ends | None, block: Block) -> Tensor:
+        assert ends is not None
+        return attention(self.scores(*ends.over(block)), block, self.form)
+
+
+# --- sums with a memory ----------------------------------------------------------------------------------------------
+
+
+def certain(block: Block, coef: Tensor, total: Callable[[Tensor | None], Tensor]) -> Messages:
+    """Messages of nothing: the sum is known, and what was drawn all the same has no part in it."""
+    nothing, ends = Values(coef.new_zeros(block.num_src, 1)), None
+    if coef.dim() == 2:
+        ends = Ends(coef.new_zeros(block.num_dst, coef.shape[1]), coef, by_edge=True)
+    return Messages(block, coef, nothing, ends=ends, total=lambda: total(None))
+
+
+class ExactSum(Sum):
+    """The first layer of fixed weights: A x, known once and for all. No variance, nothing to draw."""
+
+    draws = False
+    sums: Tensor
+    weights: Tensor
+
+    def __init__(self, graph: Graph, x: Tensor):
+        super().__init__()
+        self.register_buffer("sums", ops.table(full_sums(graph, x), x), persistent=False)
+        ones = torch.ones(graph.num_nodes, 1, device=x.device)
+        self.register_buffer("weights", full_sums(graph, ones), persistent=False)
+
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block, drop: Drop = same) -> Tensor:
+        nodes = block.n_id[: block.num_dst]
+        sums = drop(ops.table_rows(self.sums, nodes))
+
+        def total(kernel: Tensor | None) -> Tensor:
+            kernel, bias = join(kernel, values.encoder)
+            out = sums if kernel is None else mapped(sums, kernel)
+            return out if bias is None else out + self.weights[nodes] * bias
+
+        conv.note(lambda: certain(block, torch.zeros_like(block.scale), total))
+        return total(conv.kernel())
+
+
+class ExactAttention(OnGraph, Sum):
+    """The first layer of attention over *all* neighbours, from raw features.
+
+    a_ij = softmax of the scores s_i + t_j, t = x (E' v) + e v; then sum a_ij (E x_j + e) = E (sum a_ij x_j) + e.
+    Costs O(n F) per target instead of O(k H) but has no variance, forward or backward.
+    """
+
+    draws = shaped = False
+    x: Tensor
+
+    def __init__(self, graph: Graph, x: Tensor):
+        super().__init__()
+        self.graph = graph
+        self.register_buffer("x", x, persistent=False)
+
+    def forward(  # type: ignore[override]
+        self, conv: Attention, values: Values, own: Tensor | None, block: Block, drop: Drop = same
+    ) -> Tensor:
+        every = everyone(self.graph, block.n_id[: block.num_dst])
+        whole = Values(self.x, values.encoder)
+        ends = conv.ends(whole, own, every)
+        coef = attention(conv.scores(*ends.over(every)), every, "softmax")
+        sums = drop(whole.summed(every, coef))
+
+        def total(kernel: Tensor | None) -> Tensor:
+            kernel, bias = whole.joined(kernel)
+            out = sums if kernel is None else mapped(sums, kernel)
+            return out if bias is None else out + bias
+
+        conv.note(lambda: certain(block, torch.zeros(block.num_edges, coef.shape[1], device=coef.device), total))
+        return total(conv.kernel())
+
+
+class Variate(OnGraph, Sum):
+    """What control variates share: H, an old h of every node, and the dial.
+
+    `noise` in [0, 1]: 0 takes from the sample what H knows already, 1 leaves the sample alone; unbiased for each. It is
+    a tensor, so that a captured step follows it.
+    """
+
+    late = True
+    noise: Tensor
+
+    def __init__(self, graph: Graph, width: int, kind: str, dtype: torch.dtype, noise: float):
+        super().__init__()
+        self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
+        self.history = History(graph.num_nodes, width, dtype)
+        noise = between(noise, 0.0, 1.0, "noise")
+        self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
+
+    @property
+    def trust(self) -> Tensor:
+        """1 - noise: how much of the control variate is taken."""
+        return 1.0 - self.noise
+
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block, drop: Drop = same) -> Tensor:
+        return mapped(drop(self.total(conv, values, own, block)), conv.kernel())
+
+    def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        """The sum of a_ij h_j."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
+        """Take h of every node, unless it is another graph's; a history has newer rows than an epoch's end would."""
+        self.settle()
+        if len(h) == self.graph.num_nodes and not (passed and self.kind == "history"):
+            self.take(h, conv)
+
+    def take(self, h: Tensor, conv: Conv) -> None:
+        self.history.value.copy_(h)
+
+    def _remembered(self) -> dict[str, Tensor]:
+        return {**super()._remembered(), "noise": self.noise}
+
+
+class ControlVariate(Variate):
+    """sum over S of a scale (h - H') + sum over all of a H', H' = (1 - noise) H, H an old h of every node.
+
+    VR-GCN (Chen et al. 2018) at noise 0. Unbiased for any draw, and the messages left to chance are only what changed
+    since H. kind="history": H is the latest h seen, the second sum reads all n neighbours' rows. kind="snapshot": H and
+    its sums date from the last pass over the whole graph, and the second sum is one row.
+    """
+
+    def __init__(self, graph: Graph, width: int, kind: str = "history", dtype=torch.float32, noise: float = 0.0):
+        super().__init__(graph, width, kind, dtype, noise)
+        self.sums = History(graph.num_nodes, width, dtype) if kind == "snapshot" else None
+
+    def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        nodes, h = block.n_id[: block.num_dst], values.rows()
+        base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
+        change = h - self.trust * self.history.pull(block.n_id)
+        coef = block.weight * block.scale
+        total = gather(change, block, coef) + self.trust * base
+        conv.note(lambda: Messages(block, coef, Values(change), total=lambda: total))
+        if self.training and self.sums is None:
+            self.history.push(block.n_id, h)
+        return total
+
+    def take(self, h: Tensor, conv: Conv) -> None:
+        super().take(h, conv)
+        if self.sums is not None:
+            for nodes in torch.arange(len(h), device=h.device).split(1 << 14):
+                self.sums.push(nodes, self.history.sums(self.graph, nodes))
+
+
+class AttentionVariate(Variate):
+    """A control variate for attention: numerator and normaliser over all neighbours from H, corrected by the sample.
+
+    num = sum over all of w' H_j + sum over S of scale (w h_j - w' H_j), den likewise; the output is num / den, with
+    w = e^score from h and w' = (1 - noise) e^score from H. Scores take today's parameters, so that only H is old.
+    """
+
+    shaped = False
+
+    def __init__(self, graph: Graph, width: int, kind: str = "history", dtype=torch.float32, noise: float = 0.0):
+        super().__init__(graph, width, kind, dtype, noise)
+        self.waiting: tuple[Tensor, Tensor] | None = None
+
+    def total(  # type: ignore[override]
+        self, conv: Attention, values: Values, own: Tensor | None, block: Block
+    ) -> Tensor:
+        self.settle()
+        every = everyone(self.graph, block.n_id[: block.num_dst])
+        h, old = values.rows(), self.history.pull(block.n_id)
+        ends = conv.ends(values, own, block)
+        then = Ends(ends.s, conv.source(Values(self.history.value.float()), every)[0])
+        stale = ends._replace(t=then.t[block.n_id], by_edge=False)
+        whole, new, gone, den = self.normalised(conv, ends, stale, then, block, every)
+        num = gather(self.history.value.float(), every, whole) + gather(h, block, new) - gather(old, block, gone)
+        total = num / den.unsqueeze(-1)
+        new, gone = new / den[block.dst], gone / den[block.dst]
+        conv.note(lambda: Messages(block, new, values, ends=ends, old=(gone.detach(), old), total=lambda: total))
+        if self.training and self.kind == "history":
+            self.waiting = block.n_id, h.detach()
+        return total
+
+    def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
+        """e^score of everyone as remembered, of the sample as it is and as remembered; and the normaliser of them."""
+        n, scale = block.num_dst, block.scale.unsqueeze(1)
+        scored = ((then, every), (ends, block), (stale, block))
+        all_of, new, gone = (conv.scores(*e.over(b)) for e, b in scored)
+        top = torch.maximum(segment_max(all_of.detach(), every.dst, n), segment_max(new.detach(), block.dst, n))
+        all_of = self.trust * (all_of - top[every.dst]).exp()
+        new = scale * (new - top[block.dst]).exp()
+        gone = self.trust * scale * (gone - top[block.dst]).exp()
+        base = segment_sum(all_of, every.dst, n)
+        den = base + segment_sum(new - gone, block.dst, n)
+        return all_of, new, gone, torch.maximum(den, LEAST * base).clamp(min=1e-30)
+
+    def settle(self) -> None:
+        """Write what the last step saw: only now, as its backward pass still read the old rows."""
+        if self.waiting is not None:
+            self.history.push(*self.waiting)
+            self.waiting = None
+
+
+class AttentionScores(AttentionVariate):
+    """The normaliser over all neighbours from t alone, a few numbers per node; values from the sample alone.
+
+    den = sum over all of w' + sum over S of scale (w - w'), w' from the t_j last seen; the output is
+    sum over S of scale w h_j / den. 4 bytes per node and head where a history keeps 4 per unit of width.
+    """
+
+    def __init__(self, graph: Graph, heads: int, noise: float = 0.0):
+        super().__init__(graph, heads, "history", torch.float32, noise)
+
+    def total(  # type: ignore[override]
+        self, conv: Attention, values: Values, own: Tensor | None, block: Block
+    ) -> Tensor:
+        every = everyone(self.graph, block.n_id[: block.num_dst])
+        ends = conv.ends(values, own, block)
+        then = Ends(ends.s, self.history.value)
+        stale = ends._replace(t=self.history.pull(block.n_id), by_edge=False)
+        _, new, _, den = self.normalised(conv, ends, stale, then, block, every)
+        coef = new / den[block.dst]
+        total = gather(values.rows(), block, coef)
+        conv.note(lambda: Messages(block, coef, values, ends=ends))
+        if self.training:
+            self.history.push(block.n_id, ends.t)
+        return total
+
+    def take(self, h: Tensor, conv: Attention) -> None:  # type: ignore[override]
+        self.history.value.copy_(conv.source(Values(h))[0])
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+
+
+def build(
+    estimator: str,
+    conv: Conv,
+    graph: Graph,
+    x: Tensor,
+    widths: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    noise: float | Sequence[float] = 0.0,
+) -> nn.ModuleDict:
+    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs, all like `conv`."""
+    parts = one_of(estimator, ESTIMATORS, "estimator").split("+")
+    dial = list(noise) if isinstance(noise, Sequence) else [noise] * len(widths)
+    if len(dial) != len(widths):
+        raise InputError(f"`noise` must be a number or one per layer, {len(widths)} in all, got {len(dial)}")
+    if "scores" in parts and not conv.attends:
+        raise InputError(f"`estimator` must not remember scores for a model without attention, got {estimator}")
+    memories: dict[str, Sum] = {}
+    if "exact" in parts:
+        memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x)
+    for layer, width in list(enumerate(widths))[len(memories) :]:
+        if parts[-1] == "scores":
+            memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, dial[layer])
+        elif parts[-1] in ("history", "snapshot"):
+            kind = AttentionVariate if conv.attends else ControlVariate
+            memories[str(layer)] = kind(graph, width, parts[-1], dtype, dial[layer])
+    return nn.ModuleDict(memories).to(x.device)
+
+
+@torch.no_grad()
+def full_sums(graph: Graph, x: Tensor, rows: int = 1 << 14) -> Tensor:
+    """A x for every node, in chunks."""
+    if len(x) != graph.num_nodes:
+        raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
+    out = torch.empty_like(x)
+    for nodes in torch.arange(len(x), device=x.device).split(rows):
+        out[nodes] = ops.full_sum(x, graph.edges, nodes)
+    return out
