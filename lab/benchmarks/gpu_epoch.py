@@ -21,7 +21,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from adahop.memory import fixed
 
 import adahop
 from adahop import capture, ops, train
@@ -477,7 +476,6 @@ def main() -> None:
     data = as_data(reddit_like()) if needs else None
     if data is not None:
         Graph.hash = lambda self: str(self.indptr.data_ptr())  # type: ignore[method-assign]  # hashing takes seconds here
-        fixed._content = lambda x: str(x.data_ptr())
         RESULT["graph"] = f"{data.graph.num_nodes} nodes, {data.graph.num_edges} edges, {WIDTH} features"
     todo = {
         "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),

@@ -111,7 +111,7 @@ class Sampler(OnGraph):
             raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
         given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
         for i, (e, b) in enumerate(zip(given, blocks, strict=True)):
-            if e.dim() == 0 or len(e) != b.num_edges or (e.dim() > 1 and self.reads is messages.energy):
+            if e.dim() == 0 or len(e) != b.num_edges or (e.dim() > 1 and self.reads is not messages.scores):
                 raise InputError(
                     f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
                 )
