@@ -59,7 +59,8 @@ def listen(conv: Any, listener: Callable[[Messages], None]) -> Iterator[None]:
 def _layers(model: nn.Module, reads: Reading) -> dict[str, Any]:
     """The layers that pass messages, by name."""
     if not callable(reads):
-        raise TypeError(f"`reads` must be a function of Messages such as adahop.messages.energy, got {type(reads).__name__}")
+        kind = type(reads).__name__
+        raise TypeError(f"`reads` must be a function of Messages such as adahop.messages.energy, got {kind}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}")
     found = {name: m for name, m in model.named_modules() if hasattr(m, "listeners") or isinstance(m, MessagePassing)}
