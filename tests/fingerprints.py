@@ -51,13 +51,13 @@ def graphs() -> dict[str, Graph]:
     }
 
 
-def energies(blocks: list[Block], feedback: str, step: int) -> list[Tensor]:
+def energies(blocks: list[Block], reads: Reading, step: int) -> list[Tensor]:
     """Numbers that depend on nodes and step alone, as a model's would on its weights."""
     out = []
     for block in blocks:
         size = ((block.n_id[block.src] * 7919 + step * 104729) % 1000 + 1).float() / 500
         square = (block.weight * block.scale * size).square()
-        if feedback == "scores":  # a norm, then the scores of the two ends
+        if reads is scores:  # a norm, then the scores of the two ends
             ends = (block.n_id[block.dst] % 13).float() / 13, (block.n_id[block.src] % 17).float() / 17
             square = torch.stack([size.square(), *ends], 1)
         out.append(square)
@@ -108,7 +108,7 @@ def sampled(sampler: Sampler, numbering: Numbering | None = None) -> str:
         blocks = sampler.sample(seeds.to(sampler.graph.device), numbering)
         for block in blocks:
             found.add(block.n_id, block.edge_index, block.e_id, block.prob, block.scale)
-        energy = energies(blocks, getattr(sampler, "feedback", "energy"), step)
+        energy = energies(blocks, sampler.reads, step)
         penalty = sampler.penalty(blocks, energy)
         if parameters and torch.is_tensor(penalty):
             for p, g in zip(parameters, torch.autograd.grad(penalty, parameters), strict=True):
@@ -151,7 +151,7 @@ def loaded(graph: Graph, name: str, prefetch: int) -> str:
         for i, batch in enumerate(loader):
             found.add(batch.n_id, batch.edge_index, batch.e_id, batch.x, batch.y)
             found.add(*(t for b in batch.blocks for t in (b.prob, b.scale)))
-            sampler.update(batch.blocks, energies(batch.blocks, sampler.feedback, 100 * epoch + i))
+            sampler.update(batch.blocks, energies(batch.blocks, sampler.reads, 100 * epoch + i))
             if i == 9:
                 break
     return str(found)
@@ -177,7 +177,7 @@ def pyg_loaded(graph: Graph, options: dict) -> str:
             blocks = getattr(batch, "blocks", None)
             if blocks is not None:
                 found.add(*(b.prob for b in blocks))
-                loader.sampler.update(blocks, energies(blocks, loader.sampler.feedback, 100 * epoch + i))
+                loader.sampler.update(blocks, energies(blocks, loader.sampler.reads, 100 * epoch + i))
             if i == 9:
                 break
     return str(found)
