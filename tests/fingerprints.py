@@ -24,6 +24,7 @@ import adahop
 from adahop import METHODS, Graph, Loader, make
 from adahop.block import Block
 from adahop.datasets.rmat import rmat
+from adahop.messages import Reading, scores
 from adahop.pyg import AdaptiveNeighborLoader
 from adahop.samplers import Sampler
 from adahop.samplers.loop import Numbering, Padded
