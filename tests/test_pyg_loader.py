@@ -285,7 +285,7 @@ def test_unbiased(words):
     for _ in range(rounds):
         for batch in loader:
             src, dst = batch.edge_index
-            message = batch.edge_weight.double() * h[batch.n_id[src]]
+            message = (batch.scale * batch.edge_weight).double() * h[batch.n_id[src]]
             sums.append(torch.zeros(batch.num_nodes).double().index_add_(0, dst, message)[:40])
     sums = torch.stack(sums)
     error, spread = sums.mean(0) - full[:40], sums.std(0) / rounds**0.5

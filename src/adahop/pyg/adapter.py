@@ -16,7 +16,6 @@ from adahop.checks import InputError, flag, node_ids
 from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, Subgraphs, weigh
-from adahop.pyg.norm import gcn_degree
 from adahop.pyg.source import estimator_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
 from adahop.samplers import NeighborSampler
 
@@ -56,7 +55,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler)
         self.disjoint = flag(disjoint, "disjoint")
-        self._subgraphs, self._degree = Subgraphs(disjoint, subgraph_of(subgraph_type, disjoint)), gcn_degree(graph)
+        self._subgraphs = Subgraphs(disjoint, subgraph_of(subgraph_type, disjoint))
         self._drawn: Hops | None = None
         self._seen, self._since = torch.zeros(graph.num_nodes, dtype=torch.bool), 0  # seeds ever, and since a renewal
 
@@ -101,7 +100,7 @@ class AdaptiveSampler(Learner, BaseSampler):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
         if isinstance(batch.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel along
             batch = Data.from_dict({k: v for k, v in batch.to_dict().items() if k != "graph"})
-        return self._hand_out(weigh(batch, self._drawn, self.sampler.graph, self._degree))
+        return self._hand_out(weigh(batch, self._drawn), self._drawn)
 
     def state_dict(self) -> dict[str, Any]:
         self._take_back()

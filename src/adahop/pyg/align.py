@@ -1,33 +1,105 @@
-"""Which message belongs to which drawn edge, though layers add and remove self-loops on the way."""
+"""Which message belongs to which drawn edge, though layers add, remove, reorder and drop edges on the way."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError
 
+class Aligned(NamedTuple):
+    """For each edge that a layer uses, the column of the batch's `edge_index` that it is.
 
-def align(given: Tensor, used: Tensor, layer: str = "") -> tuple[Tensor, Tensor]:
-    """(i, j): edge given[:, i] is used[:, j]. Self-loops are left out: they are never left to chance.
-
-    A layer may see the first part of the edges alone (`trim_to_layer`), or all of them in another order.
-
-    >>> i, j = align(torch.tensor([[1, 0, 2], [0, 0, 0]]), torch.tensor([[1, 2, 0], [0, 0, 0]]))
-    >>> i.tolist(), j.tolist()
-    ([0, 2], [0, 1])
+    The first `kept` edges are the columns from `start` on, or `at` where they are not in a row; -1 in `at`, and all
+    edges after the first `kept`, are self-loops that the layer added. `share` is the part of the batch's edges in use.
     """
-    used = used.to(given.device)
+
+    start: int
+    kept: int
+    edges: int  # in use
+    at: Tensor | None
+    share: float
+
+    def take(self, value: Tensor, fill: float = 1.0) -> Tensor:
+        """[edges] the value of each edge in use; `fill` for added self-loops."""
+        if self.at is not None:
+            return torch.where(self.at < 0, fill, value[self.at.clamp(min=0)]) if value.numel() else value.new_full(
+                (self.edges,), fill
+            )  # fmt: skip
+        first = value[self.start : self.start + self.kept]
+        return first if self.kept == self.edges else torch.cat([first, value.new_full((self.edges - self.kept,), fill)])
+
+    def put(self, value: Tensor, columns: int) -> Tensor:
+        """[columns] the value of each edge of the batch; 0 for those that are not in use."""
+        out = value.new_zeros(columns)
+        if self.at is None:
+            out[self.start : self.start + self.kept] = value[: self.kept]
+            return out
+        real = self.at >= 0
+        return out.index_copy_(0, self.at[real], value[real])
+
+    @property
+    def drawn(self) -> Tensor | slice:
+        """Which of the edges in use are of the batch."""
+        return slice(0, self.kept) if self.at is None else self.at >= 0
+
+
+def same(start: int, edges: int) -> Aligned:
+    """Columns from `start` on, as they are."""
+    return Aligned(start, edges, edges, None, 1.0)
+
+
+def align(given: Tensor, used: Tensor, columns: slice | None = None, nodes: int | None = None) -> Aligned | None:
+    """How the edges in use lie in those given; None where one of them, not a self-loop, is not among them.
+
+    `columns` are those of `given` that the layer was passed (`trim_to_layer` passes the first hops alone). Self-loops
+    are never left to chance, so that it does not matter which of two is which.
+
+    >>> given = torch.tensor([[1, 0, 2], [0, 0, 0]])
+    >>> align(given, torch.tensor([[1, 2, 0], [0, 0, 0]])).take(torch.tensor([5.0, 6.0, 7.0])).tolist()
+    [5.0, 7.0, 1.0]
+    """
+    start, stop = (0, given.shape[1]) if columns is None else (columns.start, columns.stop)
+    passed, m = given[:, start:stop], used.shape[1]
+    many = stop - start
+    if many <= m and torch.equal(passed, used[:, :many]) and _loops(used[:, many:]):
+        return Aligned(start, many, m, None, 1.0)
+    true = (passed[0] != passed[1]).nonzero().flatten()
+    if true.numel() <= m and torch.equal(passed[:, true], used[:, : true.numel()]) and _loops(used[:, true.numel() :]):
+        at = torch.cat([true + start, true.new_full((m - true.numel(),), -1)])
+        return Aligned(0, 0, m, at, 1.0)
+    return _by_pair(given, used, nodes, true.numel())
+
+
+def _loops(edges: Tensor) -> bool:
+    return edges.shape[1] == 0 or torch.equal(edges[0], edges[1])
+
+
+def _by_pair(given: Tensor, used: Tensor, nodes: int | None, expected: int) -> Aligned | None:
+    """By source and target: any order, any part."""
+    if nodes is None:
+        nodes = 1 + max(int(e.max()) if e.numel() else 0 for e in (given, used))
+    if used.numel() and int(used.max()) >= nodes:
+        return None
     i, j = ((e[0] != e[1]).nonzero().flatten() for e in (given, used))
-    if j.numel() <= i.numel() and torch.equal(given[:, i[: j.numel()]], used[:, j]):
-        return i[: j.numel()], j
-    if i.numel() == j.numel():
-        n = int(given.max()) + 1 if given.numel() else 1
-        ki, kj = (e[1, at] * n + e[0, at] for e, at in ((given, i), (used, j)))
-        oi, oj = ki.argsort(stable=True), kj.argsort(stable=True)
-        if torch.equal(ki[oi], kj[oj]):
-            return i[oi], j[oj]
-    raise InputError(
-        f"layer '{layer}' must pass messages over the edges of the batch, {i.numel()} without self-loops, "
-        f"got {j.numel()} others"
-    )
+    a, b = (e[1, k] * nodes + e[0, k] for e, k in ((given, i), (used, j)))
+    order = a.argsort(stable=True)
+    sorted_a = a[order]
+    if a.numel() == b.numel():  # parallel edges in their order
+        again = b.argsort(stable=True)
+        if not torch.equal(sorted_a, b[again]):
+            return None
+        found = torch.empty_like(order)
+        found[again] = order
+    else:
+        if a.numel() == 0:
+            return None
+        place = torch.searchsorted(sorted_a, b).clamp(max=a.numel() - 1)
+        if not torch.equal(sorted_a[place], b):
+            return None
+        found = order[place]
+    at = used.new_full((used.shape[1],), -1)
+    at[j] = i[found]
+    share = j.numel() / max(expected, 1)
+    return Aligned(0, 0, used.shape[1], at, min(share, 1.0))

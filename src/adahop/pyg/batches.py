@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,27 +25,37 @@ class Whole:
 
     def __init__(self, data: Data, graph: Graph):
         self.data, self.graph = data, graph
-        self._sums: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self._sums: dict[tuple[str | None, int], tuple[Tensor, Tensor]] = {}
 
-    def sums(self, name: str | None = None) -> tuple[Tensor, Tensor]:
-        """[N] sums of the edge attribute `name` (None: of ones) over the in-edges of each node without its
-        self-loops, and over its self-loops alone.
+    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
+        """[N] sums of the edge attribute `name` (None: of ones) over the in-edges (row 0: out-edges) of each node
+        without its self-loops, and over its self-loops alone.
         """
-        if name not in self._sums:
+        if (name, row) not in self._sums:
             src, dst = self.data.edge_index
-            value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].view(-1)
+            at = self.data.edge_index[row]
+            value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
             loop = src == dst
             none = value.new_zeros(self.graph.num_nodes)
-            self._sums[name] = (
-                none.index_add(0, dst, value.masked_fill(loop, 0)),
-                none.index_add(0, dst, value.masked_fill(~loop, 0)),
+            self._sums[name, row] = (
+                none.index_add(0, at, value.masked_fill(loop, 0)),
+                none.index_add(0, at, value.masked_fill(~loop, 0)),
             )
-        return self._sums[name]
+        return self._sums[name, row]
+
+    def loops(self, name: str | None = None) -> Tensor:
+        """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
+        src, dst = self.data.edge_index
+        loop = (src == dst).nonzero().flatten()
+        value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
+        out = value.new_full((self.graph.num_nodes,), float("nan"))
+        out[dst[loop]] = value[loop]
+        return out
 
 
 @dataclass(eq=False)
 class DrawnBatch:
-    """What a loader knows about a batch that it handed out. It holds none of the batch's own tensors."""
+    """What a loader knows about a batch that it handed out. It holds none of the tensors that name the batch."""
 
     n_id: Tensor  # [S] global node ids, the seeds first
     e_id: Tensor  # [M] places in the data's edge_index
@@ -53,9 +64,12 @@ class DrawnBatch:
     num_nodes: list[int] | None = None  # found in each hop, the seeds first; None where edges have no hop
     num_edges: list[int] | None = None
     blocks: list[Block] | None = None  # one per hop, input layer first
-    rounds: list[Any] = field(default_factory=list)  # messages that layers noted on this batch, in order
+    drawn: Tensor | None = None  # [2, M] the edges, where those of the batch are others (a transform)
+    listens: bool = False  # whether layers that train on it should note their messages
+    memory: weakref.ref[Any] | None = None  # the snapshot that layers apply on it
+    rounds: list[Any] = field(default_factory=list)  # what layers noted on it, in order
     calls: dict[Any, list[int]] = field(default_factory=dict)  # per layer, where the inputs of its calls lay
-    taught: bool = False
+    kept: dict[Any, Any] = field(default_factory=dict)  # what several layers compute alike
     _moved: dict[torch.device, DrawnBatch] = field(default_factory=dict)
 
     @property
@@ -91,26 +105,39 @@ class _Entry(NamedTuple):
 
 _entries: dict[int, _Entry] = {}  # by the address of a storage
 _handed: list[tuple[weakref.ref[Any], DrawnBatch]] = []  # batches, whose tensors change with `batch.to(device)`
+_lock = threading.RLock()  # batches may be drawn in a thread
 _last: weakref.ref[DrawnBatch] | None = None  # found last
 
 
-def register(data: Any, batch: DrawnBatch) -> Any:
-    """Make known what was handed out as `data`; it is forgotten when the tensors of `data` are gone."""
-    forget_dead()
-    _handed.append((weakref.ref(data), batch))
-    _enter(data, batch)
+def register(data: Any, batch: DrawnBatch, drawn: Tensor | None = None) -> Any:
+    """Make known what was handed out as `data`; it is forgotten when the tensors of `data` are gone.
+
+    `drawn` are the edges that were drawn, where `data` may have others by now (a transform).
+    """
+    with _lock:
+        forget_dead()
+        _handed.append((weakref.ref(data), batch))
+        edges = given_edges(data)
+        if drawn is not None and edges is not None and (edges.shape != drawn.shape or not torch.equal(edges, drawn)):
+            batch.drawn = drawn
+        _enter(data, batch)
     return data
 
 
 def _enter(data: Any, batch: DrawnBatch) -> None:
     edge_index = given_edges(data)
+    if batch.drawn is not None:
+        if edge_index is not None:
+            batch.drawn = batch.drawn.to(edge_index.device)
+            _note(edge_index, batch, batch.drawn)
+        edge_index = batch.drawn
+    elif edge_index is not None:
+        _note(edge_index, batch)
     if edge_index is None:
         return
-    _note(edge_index, batch)
-    for name in ("x", "n_id"):  # what else names the batch, where a model changes its edges
-        value = data.get(name) if hasattr(data, "get") else getattr(data, name, None)
-        if isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
-            _note(value, batch, edge_index)
+    x = getattr(data, "x", None)  # names the batch too, where a model changes its edges
+    if isinstance(x, Tensor) and x.layout == torch.strided and x.numel():
+        _note(x, batch, edge_index)
 
 
 def _note(t: Tensor, batch: DrawnBatch, edge_index: Tensor | None = None) -> None:
@@ -142,19 +169,16 @@ def find(tensors: Iterable[Any]) -> Found | None:
     given = list(_flat(tensors))
     edges = [t for t in given if not t.is_floating_point() and t.dim() == 2 and t.shape[0] == 2]
     rest = [t for t in given if not any(t is e for e in edges)]
-    if not _handed or not (edges or rest):
+    if not _handed and not _entries:
         return None
-    for lookup in (_by_storage, _by_batch):
-        for t in (*edges, *rest):
-            found = lookup(t)
-            if found is not None:
-                _last = weakref.ref(found.batch)
-                return found
-    for t in edges:
-        found = _by_content(t)
-        if found is not None:
-            _last = weakref.ref(found.batch)
-            return found
+    tries = [(_by_storage, edges), (_by_storage, rest), (_by_batch, edges), (_by_batch, rest), (_by_content, edges)]
+    with _lock:
+        for lookup, some in tries:
+            for t in some:
+                found = lookup(t)
+                if found is not None:
+                    _last = weakref.ref(found.batch)
+                    return found
     return None
 
 
@@ -201,12 +225,52 @@ def _by_content(t: Tensor) -> Found | None:
     for ref, batch in _handed:
         data = ref()
         edge_index = None if data is None else given_edges(data)
-        if edge_index is not None and edge_index.shape == t.shape:
+        if edge_index is not None and edge_index.shape == t.shape and batch.drawn is None:
             here = edge_index.to(t.device)
             if torch.equal(here, t):
                 _note(t, batch)
                 return Found(batch, t, slice(0, t.shape[1]))
     return None
+
+
+def attribute(batch: DrawnBatch, t: Tensor) -> str | None:
+    """The name of the batch's edge attribute that `t` is, or a part of; None where it is none of them."""
+    data = next((d for ref, one in _handed if one is batch and (d := ref()) is not None), None)
+    if data is None:
+        return None
+    at, edges = t.untyped_storage().data_ptr(), batch.e_id.numel()
+    values = {k: v for k, v in data.to_dict().items() if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges}
+    for name, value in values.items():
+        if value.numel() and value.untyped_storage().data_ptr() == at:
+            return name
+    for name, value in values.items():  # a copy on another device
+        if value.numel() == t.numel() and value.dtype == t.dtype and torch.equal(value.to(t.device).view_as(t), t):
+            return name
+    return None
+
+
+def node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
+    """The name of the batch's node attribute that `t` is, as a whole."""
+    data = next((d for ref, one in _handed if one is batch and (d := ref()) is not None), None)
+    for name, value in {} if data is None else data.to_dict().items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.shape != t.shape:
+            continue
+        if value.data_ptr() == t.data_ptr() and value.stride() == t.stride():
+            return name
+    return None
+
+
+def name_of(batch: DrawnBatch, t: Tensor) -> str | None:
+    """The name of the batch's attribute that `t` is, of nodes, of edges or `edge_index`."""
+    found = find([t]) if t.dim() == 2 and t.shape[0] == 2 and not t.is_floating_point() else None
+    if found is not None and found.batch is batch:
+        return "edge_index"
+    return node_attribute(batch, t) or (attribute(batch, t) if t.dim() else None)
+
+
+def of(data: Any) -> DrawnBatch | None:
+    """What is known of a batch by itself."""
+    return next((one for ref, one in reversed(_handed) if ref() is data), None)
 
 
 def last() -> DrawnBatch | None:
@@ -216,6 +280,8 @@ def last() -> DrawnBatch | None:
 
 def known(batch: DrawnBatch) -> Tensor | None:
     """The `edge_index` of a batch that is still in use."""
+    if batch.drawn is not None:
+        return batch.drawn
     for ref, one in _handed:
         if one is batch and (data := ref()) is not None:
             return given_edges(data)
@@ -231,6 +297,11 @@ def alive(batch: DrawnBatch) -> bool:
 
 def forget_dead() -> None:
     """Let go of batches whose tensors are gone."""
+    with _lock:
+        _forget_dead()
+
+
+def _forget_dead() -> None:
     while dead := [at for at, e in _entries.items() if e.alive.expired()]:
         for at in dead:  # an entry may hold the last reference to what another one is about
             del _entries[at]

@@ -1,138 +1,24 @@
-"""Feedback: overhear an unmodified PyG model while it trains, and teach the sampler that drew its batch."""
+"""Feedback: a sampler learns from the messages of an unmodified PyG model, batch by batch."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-import warnings
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
 
 from adahop.block import Block
-from adahop.checks import InputError, KindError
-from adahop.policies import Uniform
-from adahop.pyg.align import align
+from adahop.checks import InputError
+from adahop.pyg import batches
+from adahop.pyg.batches import DrawnBatch, Whole
+from adahop.pyg.hops import Hops
+from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
-from adahop.pyg.wrap import ATTENTION, energy_of, scale_of
+from adahop.pyg.wrap import Propagate, Round, layers_of, scale_of, scaled
 from adahop.samplers import NeighborSampler
-
-
-@dataclass
-class Heard:
-    """One round of messages: over which edges, with which energies, and whether they held the scale."""
-
-    name: str
-    conv: MessagePassing
-    edge_index: Tensor
-    weighed: bool
-    energy: Tensor | None = None
-
-
-class Ear:
-    """Hooks in every layer of a model that passes messages; they hear nothing while the model evaluates."""
-
-    def __init__(self, model: nn.Module, listens: bool = True):
-        if not isinstance(model, nn.Module):
-            raise KindError(f"`model` must be a torch module, got {type(model).__name__}")
-        self.layers = {m: name for name, m in model.named_modules() if isinstance(m, MessagePassing)}
-        if not self.layers:
-            raise InputError(f"`model` must have PyG layers that pass messages, got {type(model).__name__} with none")
-        self.listens = listens  # where energies are of no use, only the scale is handed on
-        self.batch: Any = None
-        self.heard: list[Heard] = []
-        self.weighed: dict[MessagePassing, bool] = {}
-        self.handles: list[Any] = []
-        for m in self.layers:
-            self.handles += [
-                m.register_forward_pre_hook(self._arguments, with_kwargs=True, prepend=True),
-                m.register_propagate_forward_pre_hook(self._edges),
-                m.register_message_forward_hook(self._message),
-            ]
-
-    def start(self, batch: Any) -> None:
-        """Listen for this batch; layers wrapped by `scaled` read their scale from it."""
-        self.batch, self.heard = batch, []
-        for m in self.layers:
-            scale = scale_of(m)
-            if scale is not None:
-                scale.batch, scale.listens = batch, self.listens
-
-    @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
-        """Within, the scale is still handed on, and nothing is heard."""
-        batch, scales = self.batch, [s for s in map(scale_of, self.layers) if s is not None]
-        self.batch = None
-        for scale in scales:
-            scale.listens = False
-        try:
-            yield
-        finally:
-            self.batch = batch
-            for scale in scales:
-                scale.listens = self.listens
-
-    def close(self) -> None:
-        self.start(None)
-        for handle in self.handles:
-            handle.remove()
-
-    def _arguments(self, module: MessagePassing, args: tuple, kwargs: dict) -> None:
-        weight = kwargs.get("edge_weight")
-        names = list(inspect.signature(module.forward).parameters)
-        if weight is None and "edge_weight" in names and names.index("edge_weight") < len(args):
-            weight = args[names.index("edge_weight")]
-        self.weighed[module] = weight is not None
-
-    def _edges(self, module: MessagePassing, inputs: tuple) -> None:
-        if self.batch is None or not module.training:
-            return
-        edge_index = inputs[0]
-        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            raise KindError(f"layer '{self.layers[module]}' must be passed edge_index, not a sparse matrix")
-        weighed = self.weighed.get(module, False) or getattr(scale_of(module), "batch", None) is not None
-        self.heard.append(Heard(self.layers[module], module, edge_index.detach(), weighed))
-
-    def _message(self, module: MessagePassing, inputs: tuple, message: Tensor) -> None:
-        if self.batch is None or not module.training or not self.listens:
-            return
-        energy, scale = None, scale_of(module)
-        if scale is not None:
-            energy, scale.energy = scale.energy, None
-        if energy is None:
-            energy = energy_of(message)
-        last = self.heard[-1]
-        last.energy = energy if last.energy is None else last.energy + energy
-
-    def rounds(self) -> list[Heard]:
-        return [h for h in self.heard if h.energy is not None]
-
-    def complete(self) -> bool:
-        """Whether every hop of the batch has been heard."""
-        return self.batch is not None and len(self.rounds()) >= len(getattr(self.batch, "num_sampled_edges", ()))
-
-    def energies(self) -> list[Tensor]:
-        """One tensor a block of the batch, input layer first: hop h from the model's h-th last round of messages."""
-        batch, hops = self.batch, len(self.batch.num_sampled_edges)
-        rounds = self.rounds()
-        if len(rounds) < hops:
-            raise InputError(f"`model` must have a layer for each of the {hops} hops, got {len(rounds)} that spoke")
-        out, start = [], 0
-        for hop, many in enumerate(batch.num_sampled_edges):
-            heard = rounds[-1 - hop]
-            i, j = align(batch.edge_index, heard.edge_index, heard.name)
-            assert heard.energy is not None
-            energy = torch.zeros(batch.edge_index.shape[1], device=heard.energy.device)
-            energy[i] = heard.energy[j]
-            if not heard.weighed:
-                energy = energy * batch.scale.square()
-            out.append(energy[start : start + many])
-            start += many
-        return out[::-1]
 
 
 class Learner:
@@ -141,36 +27,51 @@ class Learner:
     sampler: NeighborSampler
     data: Any
     estimator = "plain"  # or "snapshot"
+    noise = 0.0  # share of the snapshot that is left out, see `Snapshots`
+    _whole: Whole | None = None
     _snapshots: Snapshots | None = None
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
-    _last: Any = None  # the batch handed out last
-    _ear: Ear | None = None
-    _warned = False
+    _last: weakref.ref[Any] | None = None  # the batch handed out last
+    _model: nn.Module | None = None  # whose messages it learns from
+    _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
 
     @contextlib.contextmanager
     def feedback(self, model: nn.Module, batch: Any = None) -> Iterator[None]:
         """Around a model's forward (or the whole step): the sampler learns from its messages when the block ends.
 
-        `batch` is the one handed out last unless given. Works for GCNConv, SAGEConv, GATConv, GATv2Conv, GINConv,
-        TransformerConv and other layers that pass messages over `edge_index`; a model in `eval()` teaches nothing.
+        `batch` is the one handed out last unless given. Every layer that passes messages is `scaled` from then on. A
+        model in `eval()` teaches nothing, unless a gradient comes back.
         """
-        batch = self._last if batch is None else batch
+        batch = (None if self._last is None else self._last()) if batch is None else batch
         if batch is None:
             raise InputError("`batch` must be given before the loader has handed one out, got None")
-        ear = Ear(model, self.sampler.listens)
+        drawn = batches.of(batch) or next((f.batch for f in [batches.find(_tensors(batch))] if f is not None), None)
+        if drawn is None:
+            raise InputError("`batch` must be one that this loader handed out, got another")
+        self._attend(model)
+        self._open(drawn)
         try:
-            self._listen(ear, model, batch)
             yield
-            self._teach(ear)
+            self._teach(drawn, model)
         finally:
-            self._start(ear, None)
-            ear.close()
+            drawn.rounds.clear()
+            drawn.listens, drawn.memory = False, None
+            if self._handed is not None:
+                self._handed = [b for b in self._handed if b is not drawn]
 
     def learn(self, model: nn.Module | None) -> None:
         """Learn from `model` whenever it trains on a batch of this loader, from now on; None ends it."""
-        if self._ear is not None:
-            self._ear.close()
-        self._ear = None if model is None else Ear(model, self.sampler.listens)
+        if self._model is not None:
+            Root.of(self._model).leave(self)
+        self._model, self._handed = model, []
+        if model is not None:
+            self._attend(model)
+        self._remember(model)
+
+    def _attend(self, model: nn.Module) -> None:
+        for conv in layers_of(model).values():
+            scaled(conv)
+        Root.of(model).join(self)
         self._remember(model)
 
     def _remember(self, model: nn.Module | None) -> None:
@@ -179,58 +80,94 @@ class Learner:
             self._snapshots.close()
             self._snapshots = None
         if self.estimator == "snapshot" and model is not None:
-            self._snapshots = self._snapshots or Snapshots(model, self.data)
+            self._snapshots = self._snapshots or Snapshots(model, self.data, self.noise)
             if self._found is not None:
                 self._snapshots.restore(self._found)
                 self._found = None
 
-    def _listen(self, ear: Ear, model: nn.Module, batch: Any) -> Ear:
-        self._remember(model)
-        self._start(ear, batch)
-        return ear
+    def _open(self, drawn: DrawnBatch) -> None:
+        """Layers that train on this batch note their messages and apply the snapshot."""
+        if not drawn.directional:
+            raise InputError("`subgraph_type` must be 'directional' for a sampler to learn, got another")
+        drawn.rounds.clear()
+        drawn.listens = self.sampler.listens
+        drawn.memory = None if self._snapshots is None else weakref.ref(self._snapshots)
 
-    def _start(self, ear: Ear, batch: Any) -> None:
-        ear.start(batch)
-        if self._snapshots is not None:
-            self._snapshots.start(batch, ear)
-
-    def _hand_out(self, batch: Any) -> Any:
-        self._last = batch
-        if self._ear is not None:
-            self._start(self._ear, batch)
+    def _hand_out(self, batch: Any, hops: Hops) -> Any:
+        """Make a batch known, so that layers find it by its tensors."""
+        if self._snapshots is not None and self._snapshots.waiting and Root.of(self._snapshots.model).form is not None:
+            self._snapshots.renew()
+        if self._whole is None:
+            self._whole = Whole(self.data, self.sampler.graph)
+        drawn = DrawnBatch(hops.n_id, hops.e_id, hops.scale, self._whole, hops.num_nodes, hops.num_edges, hops.blocks)
+        batches.register(batch, drawn, hops.edge_index)
+        self._last = weakref.ref(batch)
+        if self._model is not None:
+            self._open(drawn)
+            self._handed = [*(self._handed or []), drawn]
         return batch
 
+    def _attend_to(self, model: nn.Module, batch: Any) -> None:
+        """A model is about to train on a batch, which may have been handed out before the model was known."""
+        if self._model is not model:
+            self.learn(model)
+        drawn = batches.of(batch)
+        if drawn is not None and all(b is not drawn for b in self._handed or ()):
+            self._open(drawn)
+            self._handed = [*(self._handed or []), drawn]
+
     def _take_back(self, done: bool = True) -> None:
-        """What was overheard since the last batch reaches the sampler; a step cut short (not `done`) may be silent."""
-        if self._ear is not None and self._ear.batch is not None:
-            if done or self._ear.complete():
-                self._teach(self._ear)
-            self._start(self._ear, None)
+        """What layers noted since reaches the sampler, in the order in which batches were handed out.
 
-    def _teach(self, ear: Ear) -> None:
-        if not ear.heard:
-            return
-        if getattr(ear.batch, "blocks", None) is None:
-            raise InputError("`subgraph_type` must be 'directional' for a sampler to learn, got another")
-        self._warn(ear.heard)
-        if not self.sampler.listens:  # uniform draws
-            return
-        energy = ear.energies()
-        ear.heard = []
-        device = self.sampler.graph.device
-        blocks = [Block._make(t.to(device) if isinstance(t, Tensor) else t for t in b) for b in ear.batch.blocks]
-        self.sampler.update(blocks, [e.to(device) for e in energy])
+        A step that was cut short (not `done`) may have noted too little.
+        """
+        left = []
+        for drawn in self._handed or []:
+            if not drawn.rounds:
+                if batches.alive(drawn):
+                    left.append(drawn)  # may be used yet
+            elif self._model is not None and (done or self._complete(drawn)):
+                self._teach(drawn, self._model)
+        self._handed = left
 
-    def _warn(self, heard: list[Heard]) -> None:
-        """Once: a layer that ignores the scale averages a biased sample as if it were a fair one."""
-        fair = isinstance(self.sampler.policy, Uniform)
-        for h in heard:
-            mean = h.conv.aggr == "mean" or isinstance(h.conv, ATTENTION)  # right as it is for a uniform sample
-            if not self._warned and not h.weighed and not (fair and mean):
-                self._warned = True
-                kind = type(h.conv).__name__
-                warnings.warn(
-                    f"layer '{h.name}' ({kind}) ignores the scale of the drawn edges, so its sums are biased; pass it "
-                    "batch.edge_weight where it takes an edge_weight, or call adahop.pyg.scale_messages(model) once",
-                    stacklevel=4,
-                )
+    def _complete(self, drawn: DrawnBatch) -> bool:
+        return len(drawn.rounds) >= len(drawn.num_edges or ())
+
+    def _teach(self, drawn: DrawnBatch, model: nn.Module) -> None:
+        ours: set[Propagate | None] = {scale_of(m) for m in layers_of(model).values()}
+        rounds = [r for r in drawn.rounds if r.layer in ours and r.counts]
+        drawn.rounds.clear()
+        if not rounds or not self.sampler.listens:
+            return
+        blocks, energy = energies(drawn, rounds, self.sampler)
+        self.sampler.update(blocks, energy)
+
+
+def energies(
+    drawn: DrawnBatch, rounds: list[Round], sampler: NeighborSampler
+) -> tuple[list[Block], list[Tensor]]:  # fmt: skip
+    """A block and its energies per hop, input layer first: hop h from the model's h-th last round of messages.
+
+    Of a hop whose layer has no use for the scale, or whose sum was known, nothing is learnt: its odds stay uniform.
+    """
+    hops = drawn.num_edges or []
+    if len(rounds) < len(hops):
+        raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(rounds)} that spoke")
+    device, start = sampler.graph.device, 0
+    blocks, out = [], []
+    for hop, many in enumerate(hops):
+        energy = rounds[-1 - hop].energy
+        block = (drawn.blocks or [])[len(hops) - 1 - hop]
+        block = Block._make(t.to(device) if isinstance(t, Tensor) else t for t in block)
+        if energy is None or rounds[-1 - hop].known or not bool(energy.any()):
+            block, part = sampler.nothing(block.n_id[: block.num_dst]), torch.zeros(0, device=device)
+        else:
+            part = energy[start : start + many].to(device)
+        blocks.append(block)
+        out.append(part)
+        start += many
+    return blocks[::-1], out[::-1]
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    return [v for name in ("edge_index", "x") if isinstance(v := getattr(batch, name, None), Tensor)]

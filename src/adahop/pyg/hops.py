@@ -10,7 +10,6 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
 from adahop.block import Block, Seeds, expand
-from adahop.graph import Graph
 from adahop.ops import in_order, induced
 from adahop.samplers import NeighborSampler
 from adahop.samplers.loop import Merged, sample
@@ -96,15 +95,11 @@ def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
     )  # fmt: skip
 
 
-def weigh(batch: Data, hops: Hops, graph: Graph, degree: Tensor) -> Data:
-    """Add the scale, the weight with the scale in it, the blocks to learn from and the degrees in the whole graph."""
-    device = batch.edge_index.device
-    batch.scale = hops.scale.to(device)
-    own = batch.edge_weight if "edge_weight" in batch else None
-    batch.edge_weight = batch.scale if own is None else own * batch.scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+def weigh(batch: Data, hops: Hops) -> Data:
+    """Add the scale and the blocks to learn from; the scale is the edge weight too, where the data has none."""
+    batch.scale = hops.scale.to(batch.edge_index.device)
+    if "edge_weight" not in batch:
+        batch.edge_weight = batch.scale
     if hops.blocks is not None:
         batch.blocks = hops.blocks
-        batch.gcn_degree = degree[hops.n_id.to(degree.device)].to(device)
-        if own is None:  # with weights, a mean is over their sum, which the batch does not know
-            batch.full_degree = (graph.indptr[hops.n_id + 1] - graph.indptr[hops.n_id]).to(device)
     return batch

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.root import Root
+from adahop.pyg.wrap import Call, bare, scale_of
 
 KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
 
@@ -25,8 +27,10 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
     Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
     that of the hidden layers (and of attention's one number an edge and head), not of the messages. The model is any
     stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential, your own
-    modules; or one of adahop.models. It is also given the data's edge_weight if it takes one, its edge_attr if it
-    insists on one, and `arguments` as they are (so `edge_weight=None` leaves that out).
+    modules; or one of adahop.models. What it takes besides is given as it was in training, if it has been called on a
+    batch of our loaders. Before that it gets the data's edge_weight and edge_attr where it insists on them, and an
+    edge_attr where its layers were built for one (`edge_dim`): that the data has one changes nothing by itself.
+    `arguments` are passed as they are.
 
     >>> from torch_geometric.data import Data; from torch_geometric.nn import GraphSAGE
     >>> data = Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
@@ -47,6 +51,7 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
         raise KindError(f"`model` must be stacked of PyG layers that pass messages, got {type(model).__name__}")
     if device is None:
         device = next((p.device for p in model.parameters()), data.edge_index.device)
+    model = bare(model)
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
@@ -66,20 +71,29 @@ def _arguments(model: nn.Module, data: Any, device: torch.device, more: dict[str
         params = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
         params = [p for p in params if p.kind is not p.VAR_POSITIONAL]
         required, names = [p.name for p in params if p.default is p.empty], [p.name for p in params]
-    strange = [name for name in required if name not in KNOWN and name not in more]
-    if strange or "x" not in names or "edge_index" not in names:
+    root = Root.find(model)
+    seen = {} if root is None or root.form is None else root.form
+    called = {name: data if attr == "" else getattr(data, attr, None) for name, attr in seen.items()}
+    strange = [name for name in required if name not in KNOWN and name not in more and called.get(name) is None]
+    if strange or not (
+        "" in seen.values() or ("x" in names and "edge_index" in names) or "edge_index" in seen.values()
+    ):
         raise InputError(
             f"`model` must take x and edge_index, and what else it needs must be given by name, got "
             f"{type(model).__name__} with ({', '.join(required)})"
         )
-    wanted = [name for name in KNOWN if name in names and (name != "edge_attr" or name in required)]
-    given = {name: getattr(data, name, None) for name in wanted} | more
+    wanted = [name for name in KNOWN if name in names and (name in required or not name.startswith("edge_"))]
+    if "edge_index" in names:
+        wanted.append("edge_index")
+    if not seen and "edge_attr" in names and any(getattr(m, "edge_dim", None) for m in model.modules()):
+        wanted.append("edge_attr")
+    given = {name: getattr(data, name, None) for name in wanted} | called | more
     if given.get("edge_weight") is None and "edge_weight" in required:
         given["edge_weight"] = torch.ones(data.edge_index.shape[1])
-    missing = [name for name in required if given[name] is None]
+    missing = [name for name in required if given.get(name) is None]
     if missing:
         raise InputError(f"`data` must have `{missing[0]}`, which the model takes, got none")
-    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+    moved = {k: v.to(device) if isinstance(v, Tensor | Data) else v for k, v in given.items()}
     return {name: value for name, value in moved.items() if value is not None}
 
 
@@ -104,10 +118,9 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return whole(edge_index, size=given, **kwargs)  # a sparse product makes no messages
         n_src, n_dst = _sizes(given, kwargs, lifted)
-        if n_dst <= size:
+        ours = scale_of(conv)
+        if n_dst <= size or (ours is not None and isinstance(ours.call, Call)):  # a scale given by hand: in one piece
             return whole(edge_index, size=given, **kwargs)
-        scale = scale_of(conv)
-        weight = None if scale is None else scale.lined_up(edge_index, type(conv).__name__)
         order = edge_index[1].argsort(stable=True)
         dst = edge_index[1, order].contiguous()
         out = []
@@ -117,8 +130,6 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
             at = order[lo:hi]
             part = {k: _cut(v, k in lifted, at, start, stop, len(order)) for k, v in kwargs.items()}
             local = torch.stack([edge_index[0, at], edge_index[1, at] - start])
-            if scale is not None and weight is not None:
-                scale.given = (local, weight[at])
             out.append(whole(local, size=(n_src, stop - start), **part))
         return torch.cat(out)
 

@@ -9,7 +9,6 @@ from typing import Any
 from torch_geometric.sampler import BaseSampler
 
 from adahop.checks import InputError
-from adahop.pyg.feedback import Ear
 from adahop.pyg.logging import stats
 
 
@@ -24,25 +23,20 @@ def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 
     class Feedback(_base()):  # type: ignore[misc]
         """Listens from the start of a training batch to its end."""
 
-        ear: Ear | None = None
         state_key = "adahop"  # its name in a checkpoint
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
-            self.ear = learner._listen(self.ear or Ear(module, learner.sampler.listens), module, batch)
+            learner._attend_to(module, batch)
 
         def on_train_batch_end(
             self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
         ) -> None:
-            if self.ear is not None:
-                learner._teach(self.ear)
-                learner._start(self.ear, None)
+            learner._take_back()
             if log is not None and batch_idx % every == 0:
                 log(getattr(trainer, "global_step", batch_idx), **stats(batch))
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
-            if self.ear is not None:
-                self.ear.close()
-                self.ear = None
+            learner.learn(None)
 
         def state_dict(self) -> dict[str, Any]:
             return learner.state_dict() if isinstance(learner, BaseSampler) else {}

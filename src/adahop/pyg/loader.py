@@ -18,7 +18,6 @@ from adahop.loader import STATE, Batches, Made
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, Subgraphs, weigh
-from adahop.pyg.norm import gcn_degree
 from adahop.pyg.source import (
     by_kind,
     estimator_of,
@@ -115,7 +114,6 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self.transform = function(transform, "transform")
         self.transform_sampler_output = function(transform_sampler_output, "transform_sampler_output")
         self.filter_per_worker = filter_per_worker is not None and flag(filter_per_worker, "filter_per_worker")
-        self._degree = gcn_degree(graph)
         self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
 
     def _check_order(self) -> None:
@@ -195,7 +193,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         batch.num_sampled_nodes, batch.num_sampled_edges = hops.num_nodes, hops.num_edges
         if hops.tree is not None:
             batch.batch = hops.tree
-        weigh(batch, drawn, self.sampler.graph, self._degree)
+        weigh(batch, drawn)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
 
     def _transformed(self, ids: Tensor, hops: Hops) -> Hops:
@@ -212,7 +210,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         batch = made.batch
         if self.transform is not None and not self.filter_per_worker:
             batch = self.transform(batch)
-        return self._hand_out(batch)
+        return self._hand_out(batch, made.drawn)
 
     def back(self, done: bool) -> None:
         self._take_back(done)

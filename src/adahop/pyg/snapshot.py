@@ -1,11 +1,15 @@
-"""Snapshots: what each layer gave for every node at the last pass over the graph; a batch then draws what changed."""
+"""Snapshots: what each layer sent and summed for every node at the last pass over the graph; a batch then draws what
+changed since.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,163 +18,460 @@ from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from adahop.pyg import batches
+from adahop.pyg.align import align
 from adahop.pyg.inference import inference
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.readings import Reading
+from adahop.pyg.root import Root
+from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of
+
+EDGE = ("edge_weight", "edge_attr")
 
 
-class Snapshot:
-    """The memory of one layer: its arguments, parameters and output at the last pass over the whole graph.
+@dataclass
+class Table:
+    """The arguments of one `propagate` (or `edge_updater`) at the last pass, and what it summed up."""
 
-    On a batch the layer gives f(x) + (F' - f'(x')): f on the drawn edges, F on all, ' at the last pass. Right on
-    average wherever f is, and left to chance is only what changed since. Nothing is asked of f: any layer can have one.
+    node: dict[str, Any] = field(default_factory=dict)  # rows per node; a pair for sources and targets
+    edge: dict[str, Tensor] = field(default_factory=dict)  # rows per edge in use
+    own: dict[str, str] = field(default_factory=dict)  # arguments that are an attribute of the data
+    used: Tensor | None = None  # the edges in use, while `edge` is not empty
+    total: Tensor | None = None  # what `aggregate` gave
+    _places: tuple[Tensor, Tensor] | None = None
+
+    def places(self, data: Data) -> tuple[Tensor, Tensor]:
+        """Where the edges of the data, and the self-loops of its nodes, lie among the edges in use; -1: nowhere."""
+        if self._places is None:
+            assert self.used is not None
+            given, used = data.edge_index.to(self.used.device), self.used
+            place = align(given, used, nodes=data.num_nodes)
+            edge = used.new_full((given.shape[1],), -1)
+            loop = used.new_full((int(data.num_nodes or 0),), -1)
+            if place is not None:
+                which = torch.arange(used.shape[1], device=used.device)
+                loop[used[0, used[0] == used[1]]] = which[used[0] == used[1]]
+                if place.at is None:
+                    edge[place.start : place.start + place.kept] = which[: place.kept]
+                else:
+                    edge[place.at[place.at >= 0]] = which[place.at >= 0]
+            self._places = edge, loop
+        return self._places
+
+
+@dataclass
+class Recorded:
+    """One forward of a layer over the whole graph."""
+
+    passes: list[Table] = field(default_factory=list)
+    updates: list[Table] = field(default_factory=list)
+    old: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers then
+
+
+class Recording:
+    """A forward of a layer over the whole graph, while it is recorded."""
+
+    reading = Reading()
+
+    def __init__(self, layer: Propagate, memory: Snapshots):
+        self.layer, self.memory, self.done, self.parts = layer, memory, Recorded(), []  # type: ignore[var-annotated]
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        out = self.layer.own("edge_updater")(edge_index, size=size, **kwargs)
+        table = self._table(edge_index, kwargs)
+        if table is not None:
+            self.done.updates.append(table)
+            self.memory.updated_last = (out, len(self.done.updates) - 1)
+        return out
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        self.parts = []
+        out = self.layer.own("propagate")(edge_index, size=size, **kwargs)
+        table = self._table(edge_index, kwargs)
+        if table is not None and self.parts:
+            table.total = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+            self.done.passes.append(table)
+        return out
+
+    def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out = self.layer.own("aggregate")(inputs, *args, **kwargs)
+        self.parts.append(out.detach().clone())  # layers go on to change it in place
+        return out
+
+    def _table(self, edge_index: Any, kwargs: dict[str, Any]) -> Table | None:
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            return None
+        table, n = Table(), self.memory.sizes[0]
+        last = self.memory.updated_last
+        for name, value in kwargs.items():
+            pair = value if isinstance(value, tuple | list) else (value,)
+            rows = [v.shape[0] for v in pair if isinstance(v, Tensor) and v.dim()]
+            if not rows:
+                continue
+            own = None if len(pair) > 1 else self.memory.own_name(value)
+            if own is not None:
+                table.own[name] = own
+            if isinstance(value, Tensor) and last is not None and value is last[0]:
+                continue  # what the edge update gave is found again from its own arguments
+            if all(r == n for r in rows):
+                kept = [None if v is None else self.memory.keep(v) for v in pair]
+                table.node[name] = kept[0] if len(pair) == 1 else tuple(kept)
+            elif own is None and rows == [edge_index.shape[1]]:
+                table.edge[name] = self.memory.keep(value)
+                table.used = edge_index
+            elif own is None:
+                return None  # an argument of another kind, which may have changed
+        return table
+
+
+class Applied:
+    """The snapshot of a layer in one forward on a batch.
+
+    The layer sums f(x) + (1 - noise) (F' - f(x')): f over the drawn edges, F over all, ' at the last pass. Right on
+    average wherever f is, and left to chance is only what changed since. Where messages are linear in x and nothing
+    else of them changes, that is f(x - x') + F': no message is computed twice. Where x is as it was, it is F'.
     """
 
-    def __init__(self, conv: MessagePassing):
-        self.names = list(inspect.signature(conv.forward).parameters)
-        self.rows: dict[str, Tensor] = {}  # arguments with a row a node, by name
-        self.edges: dict[str, Tensor] = {}  # arguments with a row an edge
-        self.out: Tensor | None = None
-        self.old: dict[str, Tensor] = {}  # parameters and buffers
-        self.words: dict[str, Any] = {}  # the arguments of the call under way
+    def __init__(self, memory: Snapshots, recorded: Recorded):
+        self.memory, self.recorded = memory, recorded
+        self.keep = 1.0 - memory.noise
+        self.mode = "new"
+        self.table: Table | None = None
+        self.updates = 0
+        self.then: tuple[Tensor, Tensor] | None = None  # what the edge update gives, and would have given
+        self.old: Tensor | None = None
+        self.old_messages: tuple[Tensor, Tensor] | None = None
 
-    def take(self, conv: MessagePassing, words: dict[str, Any], out: Tensor, own: dict[tuple, str]) -> None:
-        """`own` are the data's tensors, which stay as they are; others may be written over later."""
-        n, m = out.shape[0], words["edge_index"].shape[1]
-        given = {k: v.detach() for k, v in words.items() if isinstance(v, Tensor) and v.dim() and k != "edge_index"}
-        kept = {k: v if _place(v) in own else v.clone() for k, v in given.items()}
-        self.edges = {k: v for k, v in kept.items() if k.startswith("edge") and v.shape[0] == m}
-        self.rows = {k: v for k, v in kept.items() if k not in self.edges and v.shape[0] == n}
-        self.out, self.old = out.detach().clone(), {k: v.detach().clone() for k, v in conv.state_dict().items()}
+    # --- called by `Call` ---------------------------------------------------------------------------------------------
 
-    def change(self, conv: MessagePassing, words: dict[str, Any], batch: Any) -> Tensor | None:
-        """F' - f'(x') of the batch's nodes; None where the layer was not given the batch's own nodes and edges."""
-        index = words["edge_index"]
-        n, m = words[self.names[0]].shape[0], index.shape[1]
-        if self.out is None or n > batch.n_id.numel() or not torch.equal(index, batch.edge_index[:, :m]):
+    def updated(self, call: Call, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+        at, self.updates = self.updates, self.updates + 1
+        if at >= len(self.recorded.updates):
+            return
+        then, _ = self._then(call, self.recorded.updates[at], kwargs)
+        if then is None:
+            return
+        alpha = call.alpha
+        old = self._at_the_pass(call, lambda: call.layer.own("edge_updater")(edge_index, size=size, **then))
+        self.then, call.alpha = (out, old), alpha
+
+    def propagate(
+        self, call: Call, own: Callable[..., Tensor], edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        self.mode, self.table = "new", None
+        passes, reading = self.recorded.passes, call.reading
+        then, fixed = (None, False) if call.passes >= len(passes) else self._then(call, passes[call.passes], kwargs)
+        if then is None:
+            return own(edge_index, size=size, **kwargs)
+        self.table = passes[call.passes]
+        if fixed and reading.linear and not reading.parametric:
+            if self.keep == 1.0 and self._known(call, kwargs):
+                self.mode = "known"
+                return own(edge_index[:, :0], size=size, **self._no_edges(kwargs, edge_index.shape[1]))
+            self.mode = "linear"
+            return own(edge_index, size=size, **self._less(kwargs, then))
+        self.mode = "old"
+        alpha, call.alpha = call.alpha, None
+        self._at_the_pass(call, lambda: own(edge_index, size=size, **then))
+        call.alpha, self.mode = alpha, "both"
+        return own(edge_index, size=size, **kwargs)
+
+    def aggregate(
+        self, call: Call, own: Callable[..., Tensor], inputs: Tensor, args: tuple, kwargs: dict
+    ) -> Tensor:  # fmt: skip
+        if self.mode == "known":
+            shape = own(inputs, *args, **kwargs)
+            self._note_known(call)
+            return shape + self._total(call, shape)
+        scaled = call.scaled(inputs)
+        if self.mode == "old":
+            self.old, self.old_messages = own(scaled, *args, **kwargs), (inputs, scaled)
+            return self.old
+        if self.mode == "both" and "softmax" not in call.reading.functions:
+            assert self.old_messages is not None
+            then = [self.keep * t for t in self.old_messages]
+            call.note(inputs.detach() - then[0], scaled.detach() - then[1])
+        else:
+            call.note(inputs, scaled)
+        out = own(scaled, *args, **kwargs)
+        if self.table is not None:
+            change = self._total(call, out)
+            out = out + self.keep * (change if self.old is None else change - self.old)
+        self.old = self.old_messages = None
+        call.watch(out)
+        return out
+
+    # --- its parts ----------------------------------------------------------------------------------------------------
+
+    def _total(self, call: Call, out: Tensor) -> Tensor:
+        assert self.table is not None and self.table.total is not None
+        total = self.table.total
+        rows = call.batch.on(total.device, "n_id")[: out.shape[call.layer.conv.node_dim]]
+        return total.index_select(call.layer.conv.node_dim, rows).to(out.device, out.dtype)
+
+    def _then(self, call: Call, table: Table, kwargs: dict[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+        """The arguments as they were at the pass, and whether those of edges are as they are now."""
+        then, fixed = dict(kwargs), True
+        for name, value in kwargs.items():
+            if not isinstance(value, Tensor | tuple | list):
+                continue
+            if self.then is not None and value is self.then[0]:
+                then[name], fixed = self.then[1], False
+            elif name in table.node:
+                then[name] = self._rows(call, table.node[name], value)
+                if then[name] is None:
+                    return None, False
+            elif any(value is f for f in call.fixed):
+                table.edge.pop(name, None)  # the graph alone decides it
+            elif name in table.own or not any(isinstance(v, Tensor) and v.dim() for v in _pair(value)):
+                continue
+            elif name in table.edge and isinstance(value, Tensor):
+                then[name], fixed = self._edges(call, table, name, value), False
+            else:
+                return None, False
+        return then, fixed
+
+    def _rows(self, call: Call, rows: Any, value: Any) -> Any:
+        """Rows of the batch's nodes, of sources and targets where there are two."""
+        if isinstance(rows, tuple) != isinstance(value, tuple | list):
             return None
-        nodes, places, scale = batch.n_id[:n], batch.e_id[:m], batch.scale[:m]
-        then = {k: v[nodes.to(v.device)] for k, v in self.rows.items()}
-        then |= {k: v[places.to(v.device)] for k, v in self.edges.items() if words.get(k) is not None}
-        if words.get("edge_weight") is not None:
-            own = then.get("edge_weight", torch.ones_like(scale))
-            then["edge_weight"] = own * scale.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+        found: list[Tensor | None] = []
+        for row, now in zip(_pair(rows), _pair(value), strict=True):
+            if (row is None) != (now is None):
+                return None
+            if row is None:
+                found.append(None)
+                continue
+            n_id = call.batch.on(row.device, "n_id")
+            if now.shape[0] > n_id.numel() or now.shape[1:] != row.shape[1:]:
+                return None
+            found.append(row[n_id[: now.shape[0]]].to(now.device, now.dtype))
+        return tuple(found) if isinstance(rows, tuple) else found[0]
+
+    def _edges(self, call: Call, table: Table, name: str, value: Tensor) -> Tensor:
+        edge, loop = table.places(self.memory.data)
+        assert call.place is not None and call.used is not None
+        e_id, n_id = (call.batch.on(edge.device, k) for k in ("e_id", "n_id"))
+        at = call.place.take(e_id, -1)
+        target = n_id[call.used[1].to(n_id.device)]
+        place = torch.where(at >= 0, edge[at.clamp(min=0)], -1)
+        place = torch.where(place >= 0, place, loop[target])
+        return table.edge[name][place.clamp(min=0)].to(value.device, value.dtype)
+
+    def _known(self, call: Call, kwargs: dict[str, Any]) -> bool:
+        """Whether the nodes' arguments are attributes of the data, now as then."""
+        assert self.table is not None
+        for name in self.table.node:
+            value = kwargs[name]
+            pair = _pair(value)
+            if any(v is not None and (v.requires_grad or not isinstance(v, Tensor)) for v in pair):
+                return False
+            names = {batches.node_attribute(call.batch, v) for v in pair if v is not None}
+            then = self.memory.own_names(self.table.node[name])
+            if names != then or None in names:
+                return False
+        return bool(self.table.node)
+
+    def _note_known(self, call: Call) -> None:
+        """Nothing is left to chance, so that there is nothing to learn."""
+        if call.round is not None:
+            call.round.known = True
+
+    def _no_edges(self, kwargs: dict[str, Any], edges: int) -> dict[str, Any]:
+        assert self.table is not None
+        node = self.table.node
+        return {
+            k: v[:0] if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges and k not in node else v
+            for k, v in kwargs.items()
+        }
+
+    def _less(self, kwargs: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+        """Nodes' arguments less what they were."""
+        assert self.table is not None
+        out = dict(kwargs)
+        for name in self.table.node:
+            now, before = _pair(kwargs[name]), _pair(then[name])
+            one = [None if a is None else a - self.keep * b for a, b in zip(now, before, strict=True)]
+            if len(now) == 2 and now[0] is now[1]:
+                one[1] = one[0]
+            out[name] = tuple(one) if isinstance(kwargs[name], tuple | list) else one[0]
+        return out
+
+    def _at_the_pass(self, call: Call, run: Callable[[], Tensor]) -> Tensor:
+        """`run` with the layer's parameters of the pass, without dropout and without a gradient."""
+        conv = call.layer.conv
         with torch.no_grad(), _still(conv):
-            return self.out[nodes.to(self.out.device)] - functional_call(conv, self.old, (), {**words, **then})
+            if not call.reading.parametric and not self.recorded.updates:
+                return run()
+            return functional_call(_Holder(conv), {f"conv.{k}": v for k, v in self.recorded.old.items()}, (run,))
+
+
+class _Holder(nn.Module):
+    """Lets a function run while a layer has other parameters."""
+
+    def __init__(self, conv: MessagePassing):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+        return run()
 
 
 class Snapshots:
-    """Those of a model's layers. They hear a pass when the model, in evaluation, runs over the whole data."""
+    """Those of a model's layers. They are taken when the model, in evaluation, runs over the whole data."""
 
-    def __init__(self, model: nn.Module, data: Data):
-        self.model, self.data, self.sizes = model, data, (data.num_nodes, data.edge_index.shape[1])
-        self.layers = {name: m for name, m in model.named_modules() if isinstance(m, MessagePassing)}
-        inside = {m for conv in self.layers.values() for m in conv.modules() if m is not conv}
-        self.layers = {name: m for name, m in self.layers.items() if m not in inside}
-        self.kept = {m: Snapshot(m) for m in self.layers.values()}
-        self.batch: Any = None
-        self.ear: Any = None
+    def __init__(self, model: nn.Module, data: Data, noise: float = 0.0):
+        self.model, self.data, self.noise = model, data, noise
+        self.sizes = (int(data.num_nodes or 0), data.edge_index.shape[1])
+        self.layers = {name: scale_of(m) for name, m in layers_of(model).items()}
+        self.kept: dict[Propagate, list[Recorded]] = {}
+        self.counts: dict[Propagate, int] = {}  # forwards in the pass under way
+        self.updated_last: tuple[Tensor, int] | None = None
         self.fresh = False  # whether a pass was heard since the last step
-        self.busy = False
         self.warned = False
-        self.before = [m.register_forward_pre_hook(self._called, prepend=True, with_kwargs=True) for m in self.kept]
-        self.after = {m: m.register_forward_hook(self._heard) for m in self.kept}
+        self.waiting = False  # for the model's first step, which shows how it is called
+        self._own = {_place(v): k for k, v in data.to_dict().items() if torch.is_tensor(v)}
+        for layer in self.layers.values():
+            assert layer is not None
+            layer._memory = weakref.ref(self)
 
     def close(self) -> None:
-        for handle in (*self.before, *self.after.values()):
-            handle.remove()
+        for layer in self.layers.values():
+            if layer is not None and layer.memory is self:
+                layer._memory = None
+        self.kept.clear()
 
-    def start(self, batch: Any, ear: Any) -> None:
-        """Layers that train on this batch draw what changed, from now on; `ear` is deaf to what they say of old."""
-        self.batch, self.ear = batch, ear
+    def begin(self) -> None:
+        """A forward of the model begins."""
+        self.counts.clear()
 
     def renew(self) -> None:
-        """A pass over the data, unless one was heard since the last step; a model that cannot make it goes without."""
+        """A pass over the data, unless one was heard since the last step; a model that cannot make it goes without.
+
+        A model that may or may not take what the data has is waited for: its first step shows which.
+        """
         if self.fresh:
+            return
+        root = Root.of(self.model)
+        self.waiting = root.form is None and self._unclear()
+        if self.waiting:
             return
         try:
             inference(self.model, self.data)
         except Exception as e:
-            if not self.warned:
+            self.waiting = root.form is None
+            if not self.waiting and not self.warned:
                 self.warned = True
                 warnings.warn(
-                    f"no snapshot can be taken of {type(self.model).__name__} ({' '.join(str(e).split())}); run "
+                    f"no snapshot can be taken of {type(bare(self.model)).__name__} ({' '.join(str(e).split())}); run "
                     "adahop.inference on the part of it that takes x and edge_index once an epoch, or pass "
                     "estimator='plain'",
                     stacklevel=3,
                 )
 
-    def _called(self, conv: MessagePassing, args: tuple, kwargs: dict) -> None:
-        if not self.busy:
-            kept = self.kept[conv]
-            kept.words = {**dict(zip(kept.names, args, strict=False)), **kwargs}
+    def _unclear(self) -> bool:
+        model = bare(self.model)
+        takes = inspect.signature(model.forward).parameters
+        optional = {name for name, p in takes.items() if p.default is not p.empty}
+        return any(name in optional and getattr(self.data, name, None) is not None for name in EDGE)
 
-    def _heard(self, conv: MessagePassing, inputs: tuple, out: Any) -> Tensor | None:
-        if self.busy:
+    # --- called by `Propagate` ----------------------------------------------------------------------------------------
+
+    def listen(self, layer: Propagate, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A forward in evaluation on something that is no batch: recorded where it is the whole graph."""
+        tensors = [v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)]
+        edges = any(t.dim() == 2 and tuple(t.shape) == (2, self.sizes[1]) for t in tensors)
+        if not edges or not any(t.dim() and t.shape[0] == self.sizes[0] for t in tensors):
+            return layer._plain(*args, **kwargs)
+        recording: Any = Recording(layer, self)
+        self.updated_last = None
+        with layer.within(recording):
+            out = layer._forward(*args, **kwargs)
+        self.updated_last = None
+        recording.done.old = {k: v.detach().clone() for k, v in layer.conv.state_dict().items()}
+        at = self.counts.get(layer, 0)
+        self.counts[layer] = at + 1
+        self.kept[layer] = [*self.kept.get(layer, [])[:at], recording.done]
+        self.fresh = True
+        return out
+
+    def of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> Applied | None:
+        """The snapshot for this forward of a layer on a batch; a layer that is used n times has n."""
+        self.counts.clear()
+        self.fresh = self.fresh and not layer.conv.training
+        kept = self.kept.get(layer)
+        if not kept or call.scale.numel() != call.batch.e_id.numel():
             return None
-        kept = self.kept[conv]
-        words, kept.words = kept.words, {}
-        x: Any = words.get(kept.names[0])
-        index: Any = words.get("edge_index")
-        if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in (x, index, out)):
-            return None
-        if not conv.training:
-            if (len(out), index.shape[1]) == self.sizes and len(x) == len(out):
-                kept.take(conv, words, out, self._own())
-                self.fresh = True
-            return None
-        if self.batch is None or "scale" not in self.batch or self._too_early(conv):
-            return None
-        self.fresh = False
-        with self._alone():
-            change = kept.change(conv, words, self.batch)
-        return None if change is None else out + change.to(out.dtype)
+        first = next((v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)), None)
+        at, calls = 0 if first is None else first.data_ptr(), call.batch.calls.setdefault(layer, [])
+        if backward() and at in calls:  # a checkpointed part runs again
+            return Applied(self, kept[calls.index(at) % len(kept)])
+        calls.append(at)
+        return Applied(self, kept[(len(calls) - 1) % len(kept)])
 
-    def _too_early(self, conv: MessagePassing) -> bool:
-        """Whether the layer was wrapped by `scaled` only after these hooks: from the next call on they come last."""
-        if getattr(scale_of(conv), "given", None) is None:
-            return False
-        conv._forward_hooks.move_to_end(self.after[conv].id)
-        return True
+    def keep(self, value: Tensor) -> Tensor:
+        """A table: the data's own tensor where it is one, which stays as it is; else a copy."""
+        value = value.detach()
+        own = self._own.get(_place(value))
+        return self.data[own] if own is not None else value.clone()
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Within, nobody learns from what layers say."""
-        self.busy = True
-        try:
-            with self.ear.deaf():
-                yield
-        finally:
-            self.busy = False
+    def own_name(self, value: Any) -> str | None:
+        return self._own.get(_place(value)) if isinstance(value, Tensor) else None
 
-    # --- a checkpoint ------------------------------------------------------------------------------------------------
+    def own_names(self, rows: Any) -> set[str | None]:
+        return {self.own_name(v) for v in _pair(rows) if v is not None}
 
-    def _own(self) -> dict[tuple, str]:
-        return {_place(v): k for k, v in self.data.to_dict().items() if torch.is_tensor(v)}
+    # --- a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What later steps depend on; tensors of the data itself are named, not kept."""
-        own = self._own()
 
-        def plain(part: dict[str, Tensor]) -> dict[str, Any]:
-            return {k: own.get(_place(v), v) for k, v in part.items()}
+        def plain(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(plain(v) for v in value)
+            name = self.own_name(value)
+            return value if name is None else name
 
-        layers = {}
-        for name, m in self.layers.items():
-            kept = self.kept[m]
-            layers[name] = {"rows": plain(kept.rows), "edges": plain(kept.edges), "out": kept.out, "old": kept.old}
+        def table(t: Table) -> dict[str, Any]:
+            node = {k: plain(v) for k, v in t.node.items()}
+            return {"node": node, "edge": t.edge, "own": t.own, "used": t.used if t.edge else None, "total": t.total}
+
+        layers = {
+            name: [
+                {"passes": [table(t) for t in r.passes], "updates": [table(t) for t in r.updates], "old": r.old}
+                for r in self.kept.get(layer, [])
+            ]
+            for name, layer in self.layers.items()
+            if layer is not None
+        }
         return {"fresh": self.fresh, "layers": layers}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a `state`; that of a model with other layers is of no use and left alone."""
         if state["layers"].keys() != self.layers.keys():
             return
+        if not all(isinstance(forwards, list) for forwards in state["layers"].values()):
+            return  # of a version that kept something else: the next pass decides
+
+        def full(value: Any) -> Any:
+            if isinstance(value, tuple | list):
+                return tuple(full(v) for v in value)
+            return self.data[value] if isinstance(value, str) else value
+
+        def table(t: dict[str, Any]) -> Table:
+            node = {k: full(v) for k, v in t["node"].items()}
+            return Table(node, dict(t["edge"]), dict(t["own"]), t["used"], t["total"])
+
         self.fresh = state["fresh"]
-        for name, parts in state["layers"].items():
-            kept = self.kept[self.layers[name]]
-            for field in ("rows", "edges"):
-                part = {k: self.data[v] if isinstance(v, str) else v for k, v in parts[field].items()}
-                setattr(kept, field, part)
-            kept.out, kept.old = parts["out"], parts["old"]
+        for name, layer in self.layers.items():
+            if layer is not None and state["layers"][name]:
+                self.kept[layer] = [
+                    Recorded([table(t) for t in r["passes"]], [table(t) for t in r["updates"]], dict(r["old"]))
+                    for r in state["layers"][name]
+                ]
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def _place(t: Tensor) -> tuple:
@@ -180,17 +481,12 @@ def _place(t: Tensor) -> tuple:
 
 @contextlib.contextmanager
 def _still(conv: MessagePassing) -> Iterator[None]:
-    """Within, a layer drops nothing and counts nothing, though it is in training for whoever scales its messages."""
-    inner = [m for m in conv.modules() if m is not conv and m.training]
-    rate = getattr(conv, "dropout", None)
-    for m in inner:
+    """Within, a layer drops nothing and counts nothing."""
+    training = [m for m in conv.modules() if m.training]
+    for m in training:
         m.training = False
-    if isinstance(rate, float):
-        conv.dropout = 0.0
     try:
         yield
     finally:
-        for m in inner:
+        for m in training:
             m.training = True
-        if isinstance(rate, float):
-            conv.dropout = rate

@@ -1,190 +1,625 @@
-"""scaled(conv): the unbiased scale inside layers that know of no edge weights."""
+"""scaled(conv): one object in a PyG layer, at `propagate`, that finds the batch, scales, notes and remembers."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
-from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import is_sparse, to_edge_index
 
-from adahop.checks import InputError, KindError
+from adahop.checks import InputError, KindError, one_of
 from adahop.ops import segment_sum
-from adahop.pyg.align import align
-from adahop.pyg.norm import Norm, normalises
+from adahop.pyg import batches
+from adahop.pyg.align import Aligned, align, same
+from adahop.pyg.batches import DrawnBatch, Found
+from adahop.pyg.readings import Copies, Reading, counts
 
-ATTENTION = (GATConv, GATv2Conv, TransformerConv)
-_NAME = "_adahop_scale"
+if TYPE_CHECKING:
+    from adahop.pyg.snapshot import Snapshots
 
-
-class Scale:
-    """The hooks of one layer: where the scale comes from, and how it enters the messages.
-
-    sum: m scale. mean: m scale k/n, k the target's messages here and n those of the whole graph; where n is not known
-    (no loader listens), sum of scale stands in for it. attention: alpha scale / sum of alpha scale, before the
-    layer's own dropout (self-normalised, Hajek). While a loader listens, a target's k drawn edges together weigh k
-    there, not n: a self-loop keeps the share that PyG's samples give it, and uniform draws change nothing.
-    """
-
-    def __init__(self, conv: MessagePassing):
-        if isinstance(conv, ATTENTION):
-            self.kind = "attention"
-        elif conv.aggr in ("add", "sum", "mean"):
-            self.kind = "mean" if conv.aggr == "mean" else "sum"
-        else:
-            raise InputError(f"`conv` must aggregate by sum, mean or attention to be scaled, got aggr={conv.aggr!r}")
-        self.names = list(inspect.signature(conv.forward).parameters)
-        self.batch: Any = None  # set while a loader listens
-        self.listens = True  # whether energies are of use to it
-        self.given: tuple[Tensor, Tensor] | None = None
-        self.scale: Tensor | None = None
-        self.index: Tensor | None = None
-        self.energy: Tensor | None = None  # of the last messages
-        self.degree: Tensor | None = None
-        self.share: Tensor | None = None
-        self.rate = 0.0
-        conv.register_forward_pre_hook(self.before, with_kwargs=True)
-        conv.register_propagate_forward_pre_hook(self.edges)
-        conv.register_message_forward_hook(self.message)
-        conv.register_forward_hook(self.after, always_call=True)
-
-    def before(self, conv: MessagePassing, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        weight = kwargs.pop("edge_weight", None)
-        if weight is not None:
-            at = self.names.index("edge_index")
-            self.given = (kwargs["edge_index"] if "edge_index" in kwargs else args[at], weight)
-        elif self.batch is not None and conv.training:  # evaluation sees every neighbour: nothing to scale
-            self.given = (self.batch.edge_index, self.batch.scale)
-        if self.given is not None and self.kind == "attention":
-            self.rate, conv.dropout = conv.dropout, 0.0  # comes after the scale instead
-        return args, kwargs
-
-    def edges(self, conv: MessagePassing, inputs: tuple) -> None:
-        if self.given is None:
-            return
-        self.index, self.scale = inputs[0][1], self.lined_up(inputs[0], type(conv).__name__)
-        if self.scale is None or self.batch is None or not conv.training:
-            return
-        if self.kind == "attention":
-            self.share = self.drawn_share(inputs[0], type(conv).__name__)
-            self.scale = self.scale * self.share
-        elif inputs[0] is self.given[0]:
-            self.degree = getattr(self.batch, "full_degree", None)
-
-    def drawn_share(self, used: Tensor, layer: str) -> Tensor:
-        """[M] k / n of each edge's target, n by the sum of scale; 1 for self-loops."""
-        i, j = align(self.batch.edge_index, used, layer)
-        scale, row = self.batch.scale[i], used[1, j]
-        n = int(row.max()) + 1 if row.numel() else 0
-        share = segment_sum(torch.ones_like(scale), row, n) / segment_sum(scale, row, n).clamp(min=1e-30)
-        return scale.new_ones(used.shape[1]).index_copy(0, j, share[row])
-
-    def lined_up(self, used: Tensor, layer: str) -> Tensor | None:
-        """The scale of the edges that the layer uses; self-loops it added have none, so 1."""
-        if self.given is None:
-            return None
-        edge_index, weight = self.given[0], self.given[1].view(-1)
-        if used.shape == edge_index.shape and torch.equal(used, edge_index):
-            self.given = (used, weight)
-            return weight
-        i, j = align(edge_index, used, layer)
-        return weight.new_ones(used.shape[1]).index_copy(0, j, weight[i])
-
-    def message(self, conv: MessagePassing, inputs: tuple, out: Tensor) -> Tensor | None:
-        if self.scale is None or self.index is None:
-            return None
-        s, row = self.scale.to(out.dtype), self.index
-        n, heard = int(row.max()) + 1 if row.numel() else 0, self.batch is not None and self.listens
-        if self.kind == "attention":
-            alpha = inputs[0].get("alpha")
-            alpha = conv._alpha if alpha is None else alpha
-            total = segment_sum(alpha * s[:, None], row, n)[row].clamp(min=1e-30)
-            self.energy = deviation(out, alpha, s, total, row, n) if heard else None
-            if self.energy is not None and self.share is not None:
-                self.energy = self.energy / self.share.square().clamp(min=1e-30)  # of the scale as it was drawn
-            factor = dropout(s[:, None] / total, self.rate, conv.training)
-        elif self.kind == "mean":
-            count = segment_sum(torch.ones_like(s), row, n)
-            total = segment_sum(s, row, n) if self.degree is None else self.degree[:n].to(s.dtype)
-            factor = s * (count / total.clamp(min=1e-30))[row]
-        else:
-            factor = s
-        if self.kind != "attention":  # a mean's normaliser would cap what a rare edge can say: that of m scale itself
-            self.energy = s.detach().float().square() * energy_of(out) if heard else None
-        return out * factor.view(*factor.shape, *[1] * (out.dim() - factor.dim()))
-
-    def after(self, conv: MessagePassing, inputs: tuple, out: Any) -> None:
-        if self.given is not None and self.kind == "attention":
-            conv.dropout = self.rate
-        self.given = self.scale = self.index = self.degree = self.share = None
+SUMS = ("whole", "drawn")
 
 
-class Given:
-    """The hook of a layer that takes an edge weight: while a loader listens and none is given, the batch's is."""
+class Round:
+    """What one layer sent over the edges of a batch: the energy of each message, 0 where it sent none."""
 
-    energy: Tensor | None = None
-    given: tuple[Tensor, Tensor] | None = None
-    listens = True
+    def __init__(self, layer: Propagate, trains: bool):
+        self.layer, self.counts = layer, trains  # in evaluation mode it counts once a gradient comes back
+        self.known = False  # whether the sum was known, so that nothing was left to chance
+        self.energy: Tensor | None = None  # [M] of the batch's edges
 
-    def __init__(self, conv: MessagePassing):
-        self.batch: Any = None
-        self.names = list(inspect.signature(conv.forward).parameters)
-        conv.register_forward_pre_hook(self.before, with_kwargs=True)
+    def add(self, energy: Tensor) -> None:
+        self.energy = energy if self.energy is None else self.energy + energy
 
-    def before(self, conv: MessagePassing, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        words = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        used = words["edge_index"]
-        if self.batch is None or not conv.training or words.get("edge_weight") is not None:
-            return None
-        if not torch.equal(used, self.batch.edge_index[:, : used.shape[1]]):  # all, or the first hops alone
-            return None
-        return (), {**words, "edge_weight": self.batch.edge_weight[: used.shape[1]]}
+    def came_back(self, grad: Tensor) -> None:
+        self.counts = True
 
-    def lined_up(self, used: Tensor, layer: str) -> None:
+
+class Call:
+    """One forward of a layer on a batch."""
+
+    LEARNED = "\0learned"  # in place of an attribute's name
+
+    def __init__(self, layer: Propagate, reading: Reading, found: Found, listens: bool = False):
+        self.layer, self.reading, self.found = layer, reading, found
+        self.batch, self.edge_index = found.batch, found.edge_index
+        self.device = found.edge_index.device
+        self.scale = self.batch.on(self.device, "scale")
+        self.listens = listens
+        self.asked: set[str] = set()  # functions of ours that the layer called
+        self.estimated = False
+        self.share = 1.0  # of the batch's edges in use
+        self.ones: list[Tensor] = []  # weights that stand in for a scale that the layer was passed
+        self.alpha: Tensor | None = None  # what softmax gave for the edges in use
+        self.targets: Tensor | None = None  # per node, a factor of all its messages
+        self.used: Tensor | None = None  # edges in use
+        self.place: Aligned | None = None
+        self.round: Round | None = None
+        self.known: list[tuple[Tensor, Aligned | None]] = []
+        self.fixed: list[Tensor] = []  # edge values that only the graph decides
+        self.passes = 0  # propagates so far
+        self.memory: Any = None
+
+    # --- what the functions in `readings` ask -------------------------------------------------------------------------
+
+    def aligned(self, used: Tensor) -> Aligned | None:
+        """How some edges lie in the batch."""
+        for one, place in self.known:
+            if one is used:
+                return place
+        place = self._align(used)
+        self.known.append((used, place))
+        if place is not None:
+            self.share = place.share
+        return place
+
+    def _align(self, used: Tensor) -> Aligned | None:
+        given = self.edge_index
+        columns = self.found.columns
+        whole = slice(0, given.shape[1]) if columns is None else columns
+        passed = given[:, whole]
+        if (used.data_ptr(), used.shape, used.stride()) == (passed.data_ptr(), passed.shape, passed.stride()):
+            return self._cut(same(whole.start, used.shape[1]))
+        place = align(given, used, columns, self.batch.n_id.numel())
+        return None if place is None else self._cut(place)
+
+    def _cut(self, place: Aligned) -> Aligned:
+        """A part that ends within a hop leaves targets without some of their edges."""
+        if place.at is not None or self.batch.num_edges is None or place.start + place.kept == self.scale.numel():
+            return place
+        ends = [sum(self.batch.num_edges[: h + 1]) for h in range(len(self.batch.num_edges))]
+        return place if place.start == 0 and place.kept in ends else place._replace(share=1.0 - 1e-9)
+
+    def scale_of(self, edges: int) -> Tensor | None:
+        """[edges] scale of the edges in use, if there are as many."""
+        if self.place is not None and self.used is not None:
+            return self.place.take(self.scale) if self.place.edges == edges else None
+        columns = self.found.columns or slice(0, self.edge_index.shape[1])
+        return self.scale[columns] if columns.stop - columns.start == edges else None
+
+    def row_of(self, index: Tensor) -> int | None:
+        """Whether some ids are the targets (1) or the sources (0) of the batch's edges, with self-loops or without."""
+        given = self.edge_index if self.found.columns is None else self.edge_index[:, self.found.columns]
+        true = (given[0] != given[1]).nonzero().flatten()
+        for row in (1, 0):
+            for part in (given[row], given[row][true]):
+                if part.numel() and torch.equal(index[: part.numel()], part):
+                    return row
+        if self.known and self.known[-1][1] is not None:
+            used = self.known[-1][0]
+            return next((row for row in (1, 0) if torch.equal(used[row], index)), None)
         return None
 
+    def sums(self, name: str | None, nodes: int, row: int = 1) -> tuple[Tensor, Tensor]:
+        """[nodes] sums over the whole graph's edges of the batch's nodes: without self-loops, and those alone."""
+        key = ("sums", name, row, self.device)
+        if key not in self.batch.kept:
+            inward, loops = self.batch.whole.sums(name, row)
+            n_id = self.batch.on(inward.device, "n_id")
+            self.batch.kept[key] = tuple(t[n_id].to(self.device) for t in (inward, loops))
+        one, two = self.batch.kept[key]
+        return one[:nodes], two[:nodes]
 
-def energy_of(out: Tensor) -> Tensor:
+    def loops(self, name: str | None, estimate: Tensor, nodes: int) -> Tensor:
+        """[nodes] the weight of the self-loop that a node has, NaN where it has none."""
+        if name == self.LEARNED:
+            return torch.where(self.sums(None, nodes)[1] > 0, estimate, float("nan"))
+        key = ("loops", name, self.device)
+        if key not in self.batch.kept:
+            value = self.batch.whole.loops(name)
+            self.batch.kept[key] = value[self.batch.on(value.device, "n_id")].to(self.device)
+        return self.batch.kept[key][:nodes]
+
+    def attribute(self, value: Tensor | None) -> str | None:
+        """The data's attribute that an edge weight is; None for ones, LEARNED for what is none of them."""
+        if value is None or any(value is one for one in self.ones):
+            return None
+        name = batches.attribute(self.batch, value)
+        return name if name is not None and name in self.batch.whole.data else self.LEARNED
+
+    def degrees(
+        self, name: str | None, weight: Tensor | None, place: Aligned, used: Tensor, nodes: int
+    ) -> tuple[Tensor, Tensor]:
+        """[nodes] sums of weights in the whole graph, without self-loops and of those alone.
+
+        Weights that the model computes are known for the drawn edges only: a node's sum is then estimated from its own
+        (by their scale), and at the rim, where there are none, by its number of neighbours and the mean weight.
+        """
+        if name != self.LEARNED or weight is None:
+            inward, loops = self.sums(name, nodes)
+            return inward * self.share, loops
+        self.estimated = True
+        many, count = self.sums(None, nodes)
+        true = used[0] != used[1]
+        value, scale = weight.view(-1), place.take(self.scale).to(weight.dtype)
+        own = segment_sum((value * scale)[true], used[1, true], nodes)
+        seen = torch.bincount(used[1, true], minlength=nodes)[:nodes] > 0
+        mean = value.detach()[true].mean() if bool(true.any()) else value.new_ones(())
+        rim = many.to(value.dtype) * self.share * mean
+        loops = segment_sum(value[~true], used[1, ~true], nodes)
+        return torch.where(seen, own, rim), torch.where((count > 0) & ~seen, count.to(value.dtype) * mean, loops)
+
+    def cast(self, value: Tensor, dtype: torch.dtype | None) -> Tensor:
+        return value if dtype is None else value.to(dtype)
+
+    def keep(self, value: Tensor, learned: Tensor | None) -> None:
+        """`value` of each edge in use follows from the graph alone, unless it was learned."""
+        if learned is None:
+            self.fixed.append(value)
+
+    # --- in place of the layer's own methods --------------------------------------------------------------------------
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        edge_index = _strided(edge_index)
+        self._use(edge_index)
+        out = self.layer.own("edge_updater")(edge_index, size=size, **kwargs)
+        if self.memory is not None and self.place is not None:
+            self.memory.updated(self, edge_index, size, kwargs, out)
+        return out
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        edge_index = _strided(edge_index)
+        self._use(edge_index)
+        own = self.layer.own("propagate")
+        try:
+            if self.place is None:
+                self.layer.elsewhere = True
+                return own(edge_index, size=size, **kwargs)
+            self._open_round()
+            if self.memory is not None:
+                return self.memory.propagate(self, own, edge_index, size, kwargs)
+            return own(edge_index, size=size, **kwargs)
+        finally:
+            self.passes += 1
+            self.used = self.place = self.alpha = None
+
+    def _use(self, edge_index: Tensor) -> None:
+        self.used, self.place = edge_index, self.aligned(edge_index)
+
+    def _open_round(self) -> None:
+        assert self.place is not None
+        partial = self.place.share < 1.0  # one relation of many: all of a layer are one round
+        if self.round is None or not partial:
+            self.round = Round(self.layer, self.layer.conv.training)
+            if self.listens and not backward():
+                self.batch.rounds.append(self.round)
+
+    def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        own = self.layer.own("aggregate")
+        if self.place is None or self.used is None:
+            return own(inputs, *args, **kwargs)
+        if self.memory is not None:
+            return self.memory.aggregate(self, own, inputs, args, kwargs)
+        scaled = self.scaled(inputs)
+        self.note(inputs, scaled)
+        out = own(scaled, *args, **kwargs)
+        self.watch(out)
+        self.check_size(inputs, out, lambda: own(inputs, *args, **kwargs))
+        return out
+
+    def scaled(self, inputs: Tensor) -> Tensor:
+        factor = self.factor()
+        if factor is None:
+            return inputs
+        shape = [1] * inputs.dim()
+        shape[self.layer.conv.node_dim if inputs.dim() > 1 else 0] = -1
+        return inputs * factor.to(inputs.dtype).view(shape)
+
+    def factor(self) -> Tensor | None:
+        """[edges] what messages are multiplied by."""
+        assert self.place is not None and self.used is not None
+        kind = self.reading.factor
+        if kind in ("one", "none"):
+            return None
+        if kind == "sum" and self.layer.sums == "whole":
+            return self.place.take(self.scale)
+        key = ("mean", self.place.start, self.place.edges, self.device)
+        simple = self.place.at is None and self.place.kept == self.place.edges and self.place.share == 1.0
+        if not simple or key not in self.batch.kept:
+            value = self.place.take(self.scale) * counts(self, self.place, self.used)
+            if not simple:
+                return value
+            self.batch.kept[key] = value
+        return self.batch.kept[key]
+
+    # --- what the sampler learns from ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def note(self, messages: Tensor, scaled: Tensor) -> None:
+        """The energy of each message: of the one that was drawn, times its scale, without its target's own factor."""
+        if not self.listens or self.round is None or self.place is None or self.reading.left_alone or backward():
+            return
+        if "softmax" in self.reading.functions and self.alpha is not None:
+            energy = deviation(scaled, self.alpha, self.place.take(self.scale), self.used[1])  # type: ignore[index]
+        elif self.reading.factor == "one":
+            energy = square(scaled, self.layer.conv.node_dim)
+            if self.targets is not None:
+                energy = energy / self.targets[self.used[1]].float().square().clamp(min=1e-30)  # type: ignore[index]
+        else:  # a mean's normaliser would cap what a rare edge can say
+            energy = self.place.take(self.scale).float().square() * square(messages, self.layer.conv.node_dim)
+        self.round.add(self.place.put(energy, self.scale.numel()))
+
+    @torch.no_grad()
+    def check_size(self, inputs: Tensor, out: Tensor, plain: Callable[[], Tensor]) -> None:
+        """Once per layer: say where a plain sum, right on average, is many times what a sample's sum was."""
+        if self.layer.checked or self.reading.factor != "sum" or self.layer.sums != "whole":
+            return
+        self.layer.checked = True
+        big, small = float(out.detach().norm()), float(plain().norm())
+        one = float(square(inputs, self.layer.conv.node_dim).mean().sqrt()) if len(inputs) else 0.0
+        rows = float(torch.unique(self.used[1]).numel()) ** 0.5  # type: ignore[index]
+        if big > 2.0 * small and big > 8.0 * one * rows and not self.reading.functions:
+            warnings.warn(
+                f"{type(self.layer.conv).__name__} sums its neighbours: scaled, its sums are those of the whole graph, "
+                f"here {big / max(small, 1e-30):.1f} times those of the drawn neighbours alone, and as noisy; where "
+                "training then diverges, call scale_messages(model, sums='drawn') or use a mean",
+                stacklevel=2,
+            )
+
+    def watch(self, out: Tensor) -> None:
+        """A layer in evaluation mode trains if a gradient comes back."""
+        if self.round is not None and not self.round.counts and self.listens and out.requires_grad:
+            out.register_hook(self.round.came_back)
+
+
+def backward() -> bool:
+    """Whether a gradient is being computed: a checkpointed part of a model then runs for the second time."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def square(messages: Tensor, node_dim: int) -> Tensor:
     """|m|^2 of every message, in single precision whatever the layer computes in."""
-    return out.detach().float().square().flatten(1).sum(1)
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """[M, H] inner products of [M, H, C], without a product of that size in between."""
-    return torch.einsum("mhc,mhc->mh", a, b)
+    m = messages.detach()
+    m = m.movedim(node_dim, 0).flatten(1) if m.dim() > 2 else m
+    m = m.unsqueeze(1) if m.dim() == 1 else m
+    kind = torch.float32 if m.dtype in (torch.float16, torch.bfloat16) else None
+    return torch.linalg.vector_norm(m, dim=1, dtype=kind).square().float()
 
 
 @torch.no_grad()
-def deviation(out: Tensor, alpha: Tensor, s: Tensor, total: Tensor, row: Tensor, n: int) -> Tensor:
+def deviation(messages: Tensor, alpha: Tensor, scale: Tensor, row: Tensor) -> Tensor:
     """What an edge's draw moves in an average that is normalised by the sample itself: |scale a_ij (x_j - mean)|^2.
 
-    out [M, H, C] = alpha x_j; the mean is that of the target's other messages, and a_ij the attention over its average
-    (sum of scale alpha over sum of scale), so that targets of many and of few neighbours say the same of a source.
+    messages [M, H, C] or [M, C] are alpha x_j with the scale in alpha [M, H]; the mean is that of the target's other
+    messages, and a_ij the attention over its average, so that targets of many and of few neighbours say the same.
     A message without others is taken by itself.
     """
-    out, s, total = out.float(), s.float(), total.float()
-    alpha, weigh = alpha.float().clamp(min=1e-12), s[:, None] / total.clamp(min=1e-12)
-    mean = segment_sum((out * weigh.unsqueeze(-1)).flatten(1), row, n).view(n, *out.shape[1:])
-    square = dot(out, out) / alpha.square()
-    apart = square - 2.0 * dot(out, mean[row]) / alpha + dot(mean, mean)[row]  # |x_j - mean of all|^2
-    rest = 1.0 - alpha * weigh
-    apart = torch.where(rest > 0.05, apart.clamp(min=0.0) / rest.clamp(min=0.05).square(), square)
-    relative = alpha * weigh * segment_sum(s, row, n)[row].unsqueeze(1)  # scale a_ij
-    return (relative.square() * apart).sum(1)
+    if row.numel() == 0:
+        return scale.new_zeros(0)
+    m = messages.detach().float()
+    n = int(row.max()) + 1 if row.numel() else 0
+    a = alpha.float().reshape(alpha.shape[0], -1)
+    m = m.reshape(m.shape[0], a.shape[1], -1) if m[0].numel() % a.shape[1] == 0 else m.reshape(m.shape[0], 1, -1)
+    a = a if a.shape[1] == m.shape[1] else a.mean(1, keepdim=True)
+    mean = segment_sum(m.flatten(1), row, n).view(n, *m.shape[1:])
+    apart = torch.addcmul(m, a.unsqueeze(-1), mean[row], value=-1.0).square().sum(-1)  # |alpha (x_j - mean of all)|^2
+    rest = 1.0 - a
+    apart = torch.where(rest > 0.05, apart / rest.clamp(min=0.05).square(), m.square().sum(-1))
+    return apart.sum(1) * segment_sum(scale.float(), row, n)[row].square()
 
 
-def scale_of(conv: nn.Module) -> Scale | Norm | Given | None:
-    return conv.__dict__.get(_NAME)
+class Propagate:
+    """The one object of ours in a PyG layer; it stands where the layer's `forward` is found.
+
+    When the layer is given tensors of a batch that a loader of ours handed out, it takes each edge for the `scale`
+    edges it stands for, by the reading that was found to be right for this layer; notes the energy of its messages, if
+    a sampler learns from them; and applies the snapshot, if there is one. For other tensors the layer is what it was.
+    Copies and saved models carry this object, and nothing of data, batches or snapshots.
+    """
+
+    def __init__(self, conv: MessagePassing, sums: str = "whole"):
+        self.conv, self.sums = conv, sums
+        self.reading: Reading | None = None  # found at the first batch
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.call: Call | None = None
+        self._copies: Copies | None = None
+        self._memory: weakref.ref[Snapshots] | None = None
+        self._before: dict[str, Any] = {}
+        self.checked = False  # whether the size of its sums was looked at
+        self.elsewhere = False  # whether it passed messages over other edges than those of the batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"conv": self.conv, "sums": self.sums, "reading": self.reading}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._fresh()
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._plain)
+
+    @property
+    def _plain(self) -> Callable[..., Any]:
+        return types.MethodType(type(self.conv).forward, self.conv)
+
+    @property
+    def memory(self) -> Snapshots | None:
+        return None if self._memory is None else self._memory()
+
+    @property
+    def takes_weight(self) -> bool:
+        return "edge_weight" in inspect.signature(self._plain).parameters
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="adahop finds a layer's batch by the memory of its tensors, outside of compiled code: "
+        "pass torch.compile(model) without fullgraph=True"
+    )
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        conv = self.conv
+        given = kwargs.pop("edge_weight", None) if "edge_weight" in kwargs and not self.takes_weight else None
+        if conv.explain:
+            return self._plain(*args, **kwargs)
+        found = batches.find((*args, *kwargs.values())) or made_from_last((*args, *kwargs.values()))
+        if found is None and given is not None:
+            found = by_hand(args, kwargs, given)
+        if found is None:
+            memory = self.memory
+            if memory is not None and not conv.training:
+                return memory.listen(self, args, kwargs)
+            return self._plain(*args, **kwargs)
+        if not found.batch.directional and given is None:
+            return self._plain(*args, **kwargs)
+        if given is not None:
+            found = weighted(found, given)
+        args, kwargs = self._edges_as_ids(found, args, kwargs)
+        if self.reading is None:
+            self.choose(found, args, kwargs)
+        return self.run(found, args, kwargs)
+
+    def run(self, found: Found, args: tuple, kwargs: dict) -> Any:
+        assert self.reading is not None
+        batch = found.batch
+        batch.kept["seen"] = True
+        call = Call(self, self.reading, found, batch.listens)
+        for t in (*args, *kwargs.values()) if found.columns is None else ():
+            if _are_edges(t) and call.aligned(t) is not None:
+                batches.alias(t, found)  # the next layer knows them by that
+        args, kwargs = self._without_scale(call, args, kwargs)
+        memory = None if batch.memory is None else batch.memory()
+        if memory is not None and self.reading.whole:
+            call.memory = memory.of(self, call, args, kwargs)
+        with self.within(call):
+            out = self._forward(*args, **kwargs)
+        return out
+
+    @contextlib.contextmanager
+    def within(self, call: Call) -> Iterator[None]:
+        """Within, the layer's methods are those of the call."""
+        places: list[tuple[dict[str, Any], str, Any]] = [
+            (self.conv.__dict__, name, getattr(call, name)) for name in ("propagate", "edge_updater", "aggregate")
+        ]
+        if call.reading.functions:
+            places += [
+                (m.__dict__, name, f) for m, name, f in self.copies.methods if (m, name) != (self.conv, "forward")
+            ]
+        previous = [(where, name, where.get(name, self)) for where, name, _ in places]
+        outer, self.call = self.call, call
+        self._before = {name: self.conv.__dict__[name] for name in ("propagate", "edge_updater", "aggregate")
+                        if name in self.conv.__dict__}  # fmt: skip
+        for where, name, value in places:
+            if name == "aggregate" and where is self.conv.__dict__ and value is not places[2][2]:
+                self._before["aggregate"] = value  # the copy of the layer's own, which ours calls
+                continue
+            where[name] = value
+        try:
+            yield
+        finally:
+            self.call = outer
+            for where, name, value in previous:
+                if value is self:
+                    where.pop(name, None)
+                else:
+                    where[name] = value
+
+    def own(self, name: str) -> Callable[..., Any]:
+        """The layer's method as it is without ours."""
+        found = self._before.get(name)
+        return types.MethodType(getattr(type(self.conv), name), self.conv) if found is None else found
+
+    @property
+    def copies(self) -> Copies:
+        if self._copies is None:
+            self._copies = Copies(self.conv, lambda: self.call)  # type: ignore[arg-type,return-value]
+        return self._copies
+
+    @property
+    def _forward(self) -> Callable[..., Any]:
+        if self.call is not None and self.call.reading.functions:
+            for module, name, copy in self.copies.methods:
+                if module is self.conv and name == "forward":
+                    return copy
+        return self._plain
+
+    def _edges_as_ids(self, found: Found, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """A sparse matrix would be multiplied in one piece, without messages: the layer gets its edges instead."""
+        if not any(is_sparse(a) for a in (*args, *kwargs.values())):
+            return args, kwargs
+        names = list(inspect.signature(self._plain).parameters)
+        words = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, value in list(words.items()):
+            if is_sparse(value):
+                words[name], weight = _edges(value)
+                if "edge_weight" in names and words.get("edge_weight") is None and weight is not None:
+                    words["edge_weight"] = weight
+        return (), words
+
+    def _without_scale(self, call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """A layer that was passed the batch's scale as its edge weight gets ones: the reading scales."""
+        batch = call.batch
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dim() != 1 or not value.is_floating_point() or not value.numel():
+                return value
+            if value.shape[0] > batch.scale.numel():
+                return value
+            name = batches.attribute(batch, value)
+            if name is None or name in batch.whole.data:
+                return value
+            one = torch.ones_like(value)
+            call.ones.append(one)
+            return one
+
+        return tuple(plain(a) for a in args), {k: plain(v) for k, v in kwargs.items()}
+
+    def choose(self, found: Found, args: tuple, kwargs: dict) -> None:
+        """Find the reading of this layer, by trying."""
+        from adahop.pyg.probe import reading_of
+
+        self.reading = reading_of(self.conv, self.copies.names, args, kwargs, found, self.sums)
 
 
-def scaled(conv: MessagePassing) -> MessagePassing:
-    """The same layer, which now takes `edge_weight=` and applies it, if it did not before.
+def _strided(edge_index: Any) -> Any:
+    return _edges(edge_index)[0] if is_sparse(edge_index) else edge_index
 
-    GCNConv(normalize=True) takes its degrees from the whole graph then, while a loader listens (see `Norm`).
-    Without `edge_weight` it uses the scale of the batch while a loader listens (`feedback`, `learn`), else none.
+
+def _edges(adj_t: Any) -> tuple[Tensor, Tensor | None]:
+    """Sources, targets and values of a transposed adjacency matrix."""
+    if isinstance(adj_t, Tensor):
+        index, value = to_edge_index(adj_t)
+        return index.flip(0), value
+    row, col, value = adj_t.coo()
+    return torch.stack([col, row]), value
+
+
+def by_hand(args: tuple, kwargs: dict, scale: Tensor) -> Found:
+    """A scale that the user gave as `edge_weight` of a layer that takes none, without a batch of ours."""
+    edges = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_floating_point()]
+    edge_index = next((t for t in edges if t.dim() == 2 and t.shape[0] == 2), None)
+    if edge_index is None or scale.numel() != edge_index.shape[1]:
+        raise InputError("`edge_weight` must hold one number per edge of `edge_index`")
+    x = next(t for t in _tensors((*args, *kwargs.values())) if t is not edge_index)
+    data = types.SimpleNamespace(edge_index=edge_index)
+    n = max(x.shape[0], int(edge_index.max()) + 1 if edge_index.numel() else 0)
+    batch = DrawnBatch(torch.arange(n), torch.arange(scale.numel()), scale.view(-1), Counted(data, scale, n), blocks=[])
+    return Found(batch, edge_index, slice(0, edge_index.shape[1]))
+
+
+def _are_edges(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.dim() == 2 and value.shape[0] == 2 and not value.is_floating_point()
+
+
+def made_from_last(values: tuple) -> Found | None:
+    """The batch found last, for edges that are some of its own: a model may drop edges before each layer."""
+    batch = batches.last()
+    edges = next((v for v in values if _are_edges(v)), None)
+    given = None if batch is None or edges is None else batches.known(batch)
+    if batch is None or edges is None or given is None or given.device != edges.device:
+        return None
+    n = batch.n_id.numel()
+    rows = [t.shape[0] for t in _tensors(values) if t.dim() and t.is_floating_point()]
+    if edges.shape[1] > given.shape[1] + n or not rows or max(rows[:2]) > n or edges.shape[1] == 0:
+        return None
+    place = align(given, edges, nodes=n)
+    if place is None or (place.at is not None and not bool((place.at >= 0).any())):
+        return None
+    return Found(batch, given, None)
+
+
+def weighted(found: Found, weight: Tensor) -> Found:
+    """The batch with the data's own edge weight in its scale, for a layer that takes none; its scale is in it already.
+
+    An edge of weight w is then as good as w edges, in the batch as in the whole graph.
+    """
+    batch, whole = found.batch, found.batch.whole
+    name = batches.attribute(batch, weight)
+    if isinstance(whole, Counted) or (name is not None and name not in whole.data):
+        return found
+    columns = found.columns or slice(0, batch.scale.numel())
+    scale = batch.scale.clone()
+    scale[columns] = scale[columns] * weight.detach().view(-1).to(scale)
+    sums = whole if name is None else Named(whole, name)
+    return found._replace(batch=replace(batch, scale=scale, whole=sums, kept={}, _moved={}))
+
+
+class Named(batches.Whole):
+    """A whole graph in which an edge counts for as many as an attribute says."""
+
+    def __init__(self, whole: batches.Whole, name: str):
+        self.data, self.graph, self.whole, self.name = whole.data, whole.graph, whole, name
+
+    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
+        return self.whole.sums(self.name if name is None else name, row)
+
+    def loops(self, name: str | None = None) -> Tensor:
+        return self.whole.loops(self.name if name is None else name)
+
+
+def _tensors(values: tuple) -> Iterator[Tensor]:
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, tuple | list):
+            yield from _tensors(tuple(v))
+
+
+class Counted(batches.Whole):
+    """A whole graph of which only the scale of some edges is known: each edge stands for `scale` of them."""
+
+    def __init__(self, data: Any, scale: Tensor, nodes: int):
+        self.data, self.scale, self.nodes = {}, scale.detach().view(-1).float(), nodes  # type: ignore[assignment]
+        self.edges = data.edge_index
+
+    def loops(self, name: str | None = None) -> Tensor:
+        out = self.scale.new_full((self.nodes,), float("nan"))
+        out[self.edges[1, self.edges[0] == self.edges[1]]] = 1.0
+        return out
+
+    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
+        loop = self.edges[0] == self.edges[1]
+        none = self.scale.new_zeros(self.nodes)
+        return (
+            none.index_add(0, self.edges[row], self.scale.masked_fill(loop, 0)),
+            none.index_add(0, self.edges[row], self.scale.masked_fill(~loop, 0)),
+        )
+
+
+def scale_of(conv: nn.Module) -> Propagate | None:
+    """Our object in a layer."""
+    found = conv.__dict__.get("forward")
+    return found if isinstance(found, Propagate) else None
+
+
+def scaled(conv: MessagePassing, sums: str = "whole") -> MessagePassing:
+    """The same layer, which now applies the scale of the batches of our loaders, if it can.
+
+    A layer that takes no `edge_weight` then takes one, which is applied as a scale. A layer that can use no scale
+    (a maximum, for instance) stays as it is; `reading` of it says so after the first batch. `sums="drawn"` keeps plain
+    sums (GINConv) at the size of the drawn neighbours: scale k / n, right for uniform and for learned draws alike.
 
     >>> from torch_geometric.nn import GINConv
     >>> conv = scaled(GINConv(nn.Identity()))
@@ -193,24 +628,48 @@ def scaled(conv: MessagePassing) -> MessagePassing:
     """
     if not isinstance(conv, MessagePassing):
         raise KindError(f"`conv` must be a PyG layer that passes messages, got {type(conv).__name__}")
-    if scale_of(conv) is not None:
-        return conv
-    if "edge_weight" not in inspect.signature(conv.forward).parameters:
-        conv.__dict__[_NAME] = Scale(conv)
-    elif normalises(conv):
-        conv.__dict__[_NAME] = Norm(conv)
-    elif conv.aggr in ("add", "sum"):
-        conv.__dict__[_NAME] = Given(conv)
+    one_of(sums, SUMS, "sums")
+    ours = scale_of(conv)
+    if ours is None:
+        conv.__dict__["forward"] = Propagate(conv, sums)
+    elif ours.sums != sums and sums != "whole":
+        ours.sums, ours.reading = sums, None
     return conv
 
 
-def scale_messages(model: nn.Module) -> nn.Module:
-    """`scaled` for every layer of a model. PyG's own models (GraphSAGE, GIN, GAT) then heed their `edge_weight`."""
-    layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
-    if not layers:
+def unscaled(conv: MessagePassing) -> MessagePassing:
+    """The layer as PyG has it."""
+    if scale_of(conv) is not None:
+        del conv.__dict__["forward"]
+    return conv
+
+
+def layers_of(model: nn.Module) -> dict[str, MessagePassing]:
+    """A model's layers that pass messages, by name; wrappers (DDP, torch.compile) are looked through."""
+    if not isinstance(model, nn.Module):
+        raise KindError(f"`model` must be a torch module, got {type(model).__name__}")
+    found = {name: m for name, m in bare(model).named_modules() if isinstance(m, MessagePassing)}
+    if not found:
         raise InputError(f"`model` must have PyG layers that pass messages, got {type(model).__name__} with none")
-    for m in layers:
-        scaled(m)
+    return found
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel, DataParallel or torch.compile."""
+    while True:
+        inner = model.__dict__.get("_modules", {})
+        if "_orig_mod" in inner:
+            model = inner["_orig_mod"]
+        elif set(inner) == {"module"} and type(model).__name__.endswith(("DataParallel", "FullyShardedDataParallel")):
+            model = inner["module"]
+        else:
+            return model
+
+
+def scale_messages(model: nn.Module, sums: str = "whole") -> nn.Module:
+    """`scaled` for every layer of a model. PyG's own models (GraphSAGE, GIN, GAT) then heed their `edge_weight`."""
+    for m in layers_of(model).values():
+        scaled(m, sums)
     for m in model.modules():
         if isinstance(m, BasicGNN):
             m.__dict__["supports_edge_weight"] = True

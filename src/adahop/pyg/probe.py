@@ -1,0 +1,336 @@
+"""Which reading is right for a layer, by trying: a scale of r must be as good as the edge taken r times.
+
+The layer, as it is, runs on a closed graph in which each edge is there r times; with a reading, on a part of that graph
+that was cut off as a loader cuts it, each edge once with scale r, its rim without neighbours. Where both agree at
+the seeds the reading is right: for this very layer, its options and the arguments that it was called with.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+from adahop.graph import Graph
+from adahop.pyg import batches
+from adahop.pyg.batches import DrawnBatch, Found, Whole
+from adahop.pyg.readings import Reading
+
+SEEDS, FAN = 4, 3
+CLOSE = {torch.float64: 1e-7, torch.float32: 1e-4}
+
+
+class Trial(NamedTuple):
+    """A closed graph, the part of it that is cut off, and the arguments of the layer on both."""
+
+    closed: dict[str, Any]
+    cut: dict[str, Any]
+    found: Found
+    data: Data  # holds what names the batch
+
+
+def reading_of(
+    conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[str, Any], found: Found, sums: str = "whole"
+) -> Reading:
+    """The first reading under which the layer passes the test; with none it is left as it is."""
+    if conv.flow != "source_to_target":
+        return Reading(why="it sums at the sources of edges, whose neighbours are not drawn", whole=False)
+    words = dict(zip(inspect.signature(_plain(conv)).parameters, args, strict=False)) | kwargs
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast(conv_device(conv), enabled=False):
+        if any(nn.parameter.is_lazy(p) for p in conv.parameters()):
+            _quietly(conv, words)
+        for dtype in (torch.float64, torch.float32):
+            try:
+                return _try(conv, names, words, found, dtype)
+            except Exception as e:  # a layer of the user's own may fail in any way on a small graph
+                why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+    return Reading(why=f"it could not be tried on a small graph ({why})", whole=False)
+
+
+def _try(conv: MessagePassing, names: set[str], words: dict[str, Any], found: Found, dtype: torch.dtype) -> Reading:
+    depth = max(1, _passes(_clone(conv, dtype), _made(words, found, dtype, 1, 1)))
+    trial, once = _made(words, found, dtype, depth, FAN), _made(words, found, dtype, depth, 1)
+    want = _out(_clone(conv, dtype)(**trial.closed))
+    plain = _far(_out(_clone(conv, dtype)(**trial.cut)), want)
+    best: tuple[float, Reading] | None = None
+    for reading in _candidates(names):
+        try:
+            error, asked, estimated = _error(_clone(conv, dtype), reading, trial, want)
+        except Exception:  # this reading does not fit the layer
+            continue
+        reading = reading._replace(functions=reading.functions & asked, estimated=estimated)
+        if reading.factor == "one" and not reading.functions - {"degree", "get_laplacian", "add_self_loops"}:
+            continue  # nothing in it has the scale
+        if error < CLOSE[dtype]:
+            return _traits(conv, reading, trial, dtype)
+        if estimated and error < 0.5 * plain and (best is None or error < best[0]):
+            best = (error, reading)
+    if best is not None:
+        return _traits(conv, best[1], trial, dtype)
+    alone = _far(_out(_clone(conv, dtype)(**once.cut)), _out(_clone(conv, dtype)(**once.closed)))
+    return Reading(why=_why(conv), whole=alone < CLOSE[dtype])
+
+
+def _traits(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.dtype) -> Reading:
+    """Whether the sum is linear in what nodes pass to `propagate`, and whether it depends on parameters."""
+    lifted = {name[:-2] for name in conv._user_args if name.endswith(("_i", "_j"))}
+    one, other = _clone(conv, dtype), _clone(conv, dtype)
+    for p in other.parameters():
+        p.mul_(1.2)
+    calls: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def propagate(edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        calls.append((edge_index, size, kwargs))
+        return type(one).propagate(one, edge_index, size=size, **kwargs)
+
+    one.__dict__["propagate"] = propagate
+    one(**trial.cut)
+    edges, size, kwargs = calls[0]
+
+    def total(layer: Any, nodes: Callable[[Tensor], Tensor]) -> Tensor:
+        parts: list[Tensor] = []
+        own = type(layer).aggregate
+
+        def aggregate(*args: Any, **kwargs: Any) -> Tensor:
+            parts.append(own(layer, *args, **kwargs))
+            return parts[-1]
+
+        layer.__dict__["aggregate"] = aggregate
+        new = {k: _map(v, nodes) if k in lifted else v for k, v in kwargs.items()}
+        type(layer).propagate(layer, edges, size=size, **new)
+        return torch.cat([p.flatten() for p in parts])
+
+    try:
+        now, flipped = total(one, lambda t: t), total(one, lambda t: t.flip(0))
+        both = total(one, lambda t: 0.7 * t - 1.3 * t.flip(0))
+        again = total(other, lambda t: t)
+    except Exception:  # stays on the safe side
+        return reading
+    length = now.norm().clamp(min=1e-12)
+    linear = float((0.7 * now - 1.3 * flipped - both).norm() / length) < CLOSE[dtype]
+    return reading._replace(linear=linear, parametric=not torch.equal(again, now))
+
+
+def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(None if v is None else change(v) for v in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def _candidates(names: set[str]) -> Iterator[Reading]:
+    sets = [frozenset(names)] if names else []
+    sets += [frozenset({n}) for n in sorted(names) if len(names) > 1]
+    for functions, factor in product(sets, ("one", "sum", "mean")):
+        yield Reading(functions, factor)
+    yield from (Reading(frozenset(), factor) for factor in ("sum", "mean"))
+
+
+def _why(conv: MessagePassing) -> str:
+    if isinstance(conv.aggr, str) and conv.aggr not in ("add", "sum", "mean"):
+        return f"aggr={conv.aggr!r} has no use for a scale; aggr='mean' or 'sum' has"
+    if isinstance(conv.aggr, list):
+        return f"aggr={conv.aggr} has no use for a scale; aggr='mean' or 'sum' has"
+    return "its normaliser is its own; torch_geometric.utils.softmax, degree and gcn_norm would be understood"
+
+
+def _error(conv: MessagePassing, reading: Reading, trial: Trial, want: list[Tensor]) -> tuple[float, set[str], bool]:
+    from adahop.pyg.wrap import Propagate
+
+    layer = Propagate(conv)
+    layer.reading, layer.checked = reading, True
+    conv.__dict__["forward"] = layer
+    batches.register(trial.data, trial.found.batch)
+    from adahop.pyg.wrap import Call
+
+    call = Call(layer, reading, trial.found)
+    with layer.within(call):
+        got = _out(layer._forward(**trial.cut))
+    return _far(got, want), call.asked, call.estimated
+
+
+def _out(value: Any) -> list[Tensor]:
+    """What a layer gives for the seeds."""
+    given = value if isinstance(value, tuple | list) else (value,)
+    first = next(v for v in given if isinstance(v, Tensor))
+    return [first[:SEEDS]]
+
+
+def _far(got: list[Tensor], want: list[Tensor]) -> float:
+    a, b = (torch.cat([t.flatten() for t in ts]) for ts in (got, want))
+    if a.shape != b.shape or not bool(torch.isfinite(a).all()):
+        return float("inf")
+    return float((a - b).norm() / b.norm().clamp(min=1e-12))
+
+
+# --- a small graph --------------------------------------------------------------------------------------------------
+
+
+def _made(words: dict[str, Any], found: Found, dtype: torch.dtype, depth: int, most: int) -> Trial:
+    """Levels of nodes, the seeds first: each has in-edges from the next level and from those above. The last level is
+    outside of the cut, the one before it is the rim.
+    """
+    g = torch.Generator().manual_seed(0)
+    levels = depth + 2
+    level = torch.arange(levels).repeat_interleave(SEEDS)
+    n, inside = level.numel(), SEEDS * (depth + 1)
+    src, dst = [], []
+    for v in range(n):
+        deep = min(int(level[v]) + 1, levels - 1)
+        near = torch.nonzero(level == deep).flatten()
+        some = near[torch.randperm(near.numel(), generator=g)[: 2 + v % 2]]
+        other = torch.randint(0, (deep + 1) * SEEDS, (2,), generator=g)
+        for u in {int(u) for u in (*some, *other)} - {v}:
+            src.append(u)
+            dst.append(v)
+    edges = torch.tensor([src, dst])
+    order = level[edges[1]].argsort(stable=True)
+    edges = edges[:, order]
+    times = torch.randint(1, most + 1, (edges.shape[1],), generator=g)
+    cut = level[edges[1]] <= depth - 1
+    nodes, many = _sizes(words, found)
+    closed, small, kept = {}, {}, {}
+    for name, value in words.items():
+        one = _Rows(value, name, nodes, many, dtype, g)
+        closed[name] = one.cut(torch.arange(n), edges.repeat_interleave(times, 1), times)
+        small[name] = one.cut(torch.arange(inside), edges[:, cut], torch.ones_like(times[cut]), cut)
+        if one.per_edge:
+            kept[name] = closed[name]
+    e = edges[:, cut].contiguous()
+    small = {k: (e if v is _EDGES else v) for k, v in small.items()}
+    closed = {k: (edges.repeat_interleave(times, 1) if v is _EDGES else v) for k, v in closed.items()}
+    whole = Data(edge_index=edges.repeat_interleave(times, 1), num_nodes=n, **kept)
+    graph = Graph.from_edge_index(whole.edge_index, num_nodes=n)
+    batch = DrawnBatch(
+        torch.arange(inside), torch.arange(int(cut.sum())), times[cut].to(dtype), Whole(whole, graph), blocks=[]
+    )
+    data = Data(edge_index=e, num_nodes=inside, **{k: small[k] for k in kept})
+    return Trial(closed, small, Found(batch, e, slice(0, e.shape[1])), data)
+
+
+_EDGES = object()
+
+
+class _Rows:
+    """An argument of the layer for another graph: rows of what the user passed, no two alike."""
+
+    def __init__(self, value: Any, name: str, nodes: int, edges: int, dtype: torch.dtype, g: torch.Generator):
+        self.value, self.nodes, self.dtype, self.g = value, nodes, dtype, g
+        tensor = isinstance(value, Tensor) and value.dim() > 0
+        self.is_edges = tensor and value.dim() == 2 and value.shape[0] == 2 and not value.is_floating_point()
+        rows = value.shape[0] if tensor else -1
+        named = name.startswith("edge")
+        self.per_edge = tensor and not self.is_edges and rows == edges and (named or rows != nodes)
+        self.per_node = tensor and not self.is_edges and rows == nodes and not self.per_edge
+        self.drawn: dict[int, Tensor] = {}
+
+    def cut(self, at: Tensor, edges: Tensor, times: Tensor, which: Tensor | None = None) -> Any:
+        if self.is_edges:
+            return _EDGES
+        if self.per_node:
+            return self._rows(self.value, at, 0.5)
+        if self.per_edge:
+            if which is None:
+                return self._rows(self.value, torch.arange(times.numel()), 0.0).repeat_interleave(times, 0)
+            return self._rows(self.value, torch.arange(which.numel()), 0.0)[which]
+        if isinstance(self.value, tuple | list) and any(isinstance(v, Tensor) for v in self.value):
+            return tuple(self._rows(v, at, 0.5, i) if isinstance(v, Tensor) else v for i, v in enumerate(self.value))
+        if isinstance(self.value, tuple | list) and self.value and all(isinstance(v, int) for v in self.value):
+            return tuple(at.numel() for _ in self.value)  # sizes
+        if isinstance(self.value, int) and not isinstance(self.value, bool) and self.value == self.nodes:
+            return at.numel()
+        return _as(self.value, self.dtype)
+
+    def _rows(self, value: Tensor, at: Tensor, more: float, key: int = 0) -> Tensor:
+        """Rows at random, each stretched by a factor of its own; the same ones for both graphs."""
+        if key not in self.drawn:
+            many = 512
+            pick = torch.randint(0, max(value.shape[0], 1), (many,), generator=self.g)
+            rows = _as(value.detach(), self.dtype)[pick.clamp(max=value.shape[0] - 1)]
+            if rows.is_floating_point():
+                factor = 0.5 + (0.5 + more) * torch.rand(many, generator=self.g, dtype=torch.float64)
+                rows = rows * factor.to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
+            self.drawn[key] = rows
+        return self.drawn[key][at]
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _sizes(words: dict[str, Any], found: Found) -> tuple[int, int]:
+    """Nodes and edges of the user's call."""
+    edges = next((v for v in words.values() if isinstance(v, Tensor) and v.dim() == 2 and v.shape[0] == 2
+                  and not v.is_floating_point()), found.edge_index).shape[1]  # fmt: skip
+    for name, value in words.items():
+        for v in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(v, Tensor) and v.dim() > 0 and v.is_floating_point() and not name.startswith("edge"):
+                return v.shape[0], edges
+    return found.batch.n_id.numel(), edges
+
+
+# --- a copy of the layer ----------------------------------------------------------------------------------------------
+
+
+def _clone(module: nn.Module, dtype: torch.dtype) -> Any:
+    """The module in evaluation, on the CPU, with parameters of its own; other attributes are shared."""
+    new = object.__new__(type(module))
+    new.__dict__ = {k: v for k, v in module.__dict__.items() if k not in ("forward", "propagate", "aggregate")}
+    own: dict[str, Any] = {
+        "_parameters": {k: None if p is None else _moved(p, dtype) for k, p in module._parameters.items()},
+        "_buffers": {k: _as(b, dtype) for k, b in module._buffers.items()},
+        "_modules": {k: None if m is None else _clone(m, dtype) for k, m in module._modules.items()},
+        "training": False,
+    }  # fmt: skip
+    new.__dict__.update(own)
+    for name in ("_forward_hooks", "_forward_pre_hooks"):  # those of a user are not for a trial
+        if isinstance(module, MessagePassing) and name in new.__dict__:
+            new.__dict__[name] = type(new.__dict__[name])()
+    return new
+
+
+def _moved(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter somewhat changed: a reading must hold wherever training leads."""
+    value = _as(p, dtype)
+    return nn.Parameter(value * 1.1 + 0.05 if value.is_floating_point() else value, requires_grad=False)
+
+
+def _passes(conv: MessagePassing, trial: Trial) -> int:
+    """How often a layer passes messages in one forward."""
+    many, own = [0], type(conv).propagate
+
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        many[0] += 1
+        return own(conv, *args, **kwargs)
+
+    conv.__dict__["propagate"] = propagate
+    conv(**trial.closed)
+    return min(many[0], 16)
+
+
+def _quietly(conv: MessagePassing, words: dict[str, Any]) -> None:
+    """Run the layer as it is once, so that its parameters get their shapes."""
+    training = [m for m in conv.modules() if m.training]
+    for m in training:
+        m.training = False
+    try:
+        _plain(conv)(**words)
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _plain(conv: MessagePassing) -> Any:
+    return type(conv).forward.__get__(conv)
+
+
+def conv_device(conv: nn.Module) -> str:
+    return next((p.device.type for p in conv.parameters()), "cpu")

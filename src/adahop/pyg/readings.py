@@ -1,0 +1,299 @@
+"""Readings: the few ways in which a layer can be made to take each drawn edge for the `scale` edges it stands for.
+
+A layer sums its messages, or averages them, or normalises them itself: by softmax, by degrees, by `gcn_norm`. For the
+first two a factor on the messages is enough. For the others, that layer's own functions are copied with a `softmax`,
+`degree`, `gcn_norm`, ... that knows the scale and the whole graph; nothing outside of the layer is touched.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import utils
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
+
+from adahop.ops import segment_sum
+from adahop.pyg.align import Aligned
+
+if TYPE_CHECKING:
+    from adahop.pyg.wrap import Call
+
+
+class Reading(NamedTuple):
+    """How a layer takes the scale: by which functions of its own, and by which factor on its messages.
+
+    factor: "one" (a copied function has the scale in it), "sum" (scale), "mean" (scale k / n, with k the target's
+    messages here and n those in the whole graph), or "none": the layer is left as it is.
+    """
+
+    functions: frozenset[str] = frozenset()
+    factor: str = "none"
+    why: str = ""  # of a layer that is left as it is
+    whole: bool = True  # whether, with every neighbour drawn, a batch gives the same as the whole graph
+    estimated: bool = False  # whether degrees are estimated from the batch (learned edge weights)
+    linear: bool = False  # whether messages are linear in what nodes pass to `propagate`
+    parametric: bool = True  # whether messages depend on the layer's parameters
+
+    @property
+    def left_alone(self) -> bool:
+        return self.factor == "none"
+
+    def __str__(self) -> str:
+        if self.left_alone:
+            return "left as it is"
+        degrees = sorted(self.functions & {"gcn_norm", "degree", "get_laplacian"})
+        name = "softmax" if "softmax" in self.functions else self.factor.replace("one", "sum")
+        return f"{name}, whole-graph degrees" if degrees else name
+
+
+# --- the functions that a copy gets -----------------------------------------------------------------------------------
+
+
+def softmax(
+    call: Call,
+    src: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    num_nodes: int | None = None,
+    dim: int = 0,
+) -> Tensor:
+    """exp(a) scale / sum of exp(a) scale: each drawn edge counts for as many as it stands for."""
+    scale = call.scale_of(src.shape[dim])
+    if scale is None:
+        return utils.softmax(src, index, ptr, num_nodes, dim)
+    shape = [1] * src.dim()
+    shape[dim] = -1
+    out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
+    call.alpha = out.detach()
+    return out
+
+
+def degree(call: Call, index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """That of the whole graph: what the batch shows of a node's edges is replaced by what there is."""
+    own = utils.degree(index, num_nodes, dtype)
+    row = call.row_of(index)
+    if row is None or own.numel() > call.batch.n_id.numel():
+        return own
+    n = own.numel()
+    given = call.edge_index
+    true = given[0] != given[1]
+    inward, loops = call.sums(None, n, row)
+    here = torch.bincount(given[row][true], minlength=n)[:n]
+    missing = inward * call.share - here
+    if index.numel() >= given.shape[1]:  # the data's self-loops are counted
+        missing = missing + loops - torch.bincount(given[row][~true], minlength=n)[:n]
+    return own + missing.to(own.dtype)
+
+
+def gcn_norm(
+    call: Call,
+    edge_index: Tensor,
+    edge_weight: Tensor | None = None,
+    num_nodes: int | None = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = "source_to_target",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """scale a_ij (d_i d_j)^(-1/2) with d of the whole graph, which a batch does not know at its rim."""
+    aligned = call.aligned(edge_index)
+    if aligned is None or flow != "source_to_target":
+        return pyg_gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
+    fill, name = 2.0 if improved and edge_weight is not None else 1.0, call.attribute(edge_weight)
+    n = call.batch.n_id.numel() if num_nodes is None else num_nodes
+    inward, loops = call.degrees(name, edge_weight, aligned, edge_index, n)
+    if add_self_loops:
+        total = inward + call.loops(name, loops, n).nan_to_num(fill)
+        edge_index, edge_weight = utils.add_remaining_self_loops(edge_index, edge_weight, fill, n)
+        aligned = call.aligned(edge_index)
+        assert aligned is not None
+    else:
+        total = inward + loops
+    root = total.rsqrt().masked_fill(total <= 0, 0.0)
+    value = call.cast(aligned.take(call.scale), dtype if edge_weight is None else edge_weight.dtype)
+    value = value if edge_weight is None else value * edge_weight
+    root = root.to(value.dtype)
+    call.targets = root.detach()
+    out = root[edge_index[0]] * value * root[edge_index[1]]
+    call.keep(out, edge_weight if name == call.LEARNED else None)
+    return edge_index, out
+
+
+def get_laplacian(
+    call: Call,
+    edge_index: Tensor,
+    edge_weight: Tensor | None = None,
+    normalization: str | None = None,
+    dtype: torch.dtype | None = None,
+    num_nodes: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """With the degrees of the whole graph; PyG takes those by source."""
+    edge_index, edge_weight = utils.remove_self_loops(edge_index, edge_weight)
+    aligned = call.aligned(edge_index)
+    if aligned is None:
+        return utils.get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+    n = call.batch.n_id.numel() if num_nodes is None else num_nodes
+    name = call.attribute(edge_weight)
+    if name == call.LEARNED:
+        call.estimated = True
+        total = segment_sum(edge_weight, edge_index[0], n)
+    else:
+        total = call.sums(name, n, 0)[0] * call.share
+    weight = torch.ones(edge_index.shape[1], device=edge_index.device) if edge_weight is None else edge_weight
+    weight, total = call.cast(weight, dtype), call.cast(total, dtype)
+    if normalization is None:
+        both, _ = utils.add_self_loops(edge_index, num_nodes=n)
+        return both, torch.cat([-weight, total])
+    if normalization == "sym":
+        root = total.rsqrt().masked_fill(total <= 0, 0.0)
+        weight = root[edge_index[0]] * weight * root[edge_index[1]]
+    else:
+        weight = (1.0 / total).masked_fill(total <= 0, 0.0)[edge_index[0]] * weight
+    return utils.add_self_loops(edge_index, -weight, fill_value=1.0, num_nodes=n)
+
+
+def add_self_loops(
+    call: Call, edge_index: Tensor, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+) -> tuple[Tensor, Any]:
+    """A self-loop whose attribute is the mean (or sum) of the node's edges: of those that the drawn ones stand for."""
+    edges, attr = utils.add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+    aligned = call.aligned(edge_index) if isinstance(attr, Tensor) and fill_value in ("mean", "add", "sum") else None
+    if aligned is None:
+        return edges, attr
+    m, n = edge_index.shape[1], edges.shape[1] - edge_index.shape[1]
+    scale = call.cast(aligned.take(call.scale), attr.dtype)
+    total = segment_sum((attr[:m] * scale.view(-1, *[1] * (attr.dim() - 1))).flatten(1), edge_index[1], n)
+    if fill_value == "mean":
+        total = total / segment_sum(scale, edge_index[1], n).clamp(min=1e-30).unsqueeze(1)
+    return edges, torch.cat([attr[:m], total.view(n, *attr.shape[1:])])
+
+
+OURS: dict[Any, Callable[..., Any]] = {
+    utils.softmax: softmax,
+    utils.degree: degree,
+    pyg_gcn_norm: gcn_norm,
+    utils.get_laplacian: get_laplacian,
+    utils.add_self_loops: add_self_loops,
+}
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+class _Package:
+    """A module of PyG in which some functions are ours."""
+
+    def __init__(self, module: types.ModuleType, swap: Callable[[Any], Any]):
+        self._module, self._swap = module, swap
+
+    def __getattr__(self, name: str) -> Any:
+        return self._swap(getattr(self._module, name))
+
+
+class Copies:
+    """Copies of a layer's own functions, in which PyG's `softmax`, `gcn_norm`, ... are those above.
+
+    `current()` is the call under way. A copy differs from the original in its global names alone.
+    """
+
+    def __init__(self, conv: MessagePassing, current: Callable[[], Call]):
+        self.current, self.names = current, set()  # type: Callable[[], Call], set[str]
+        self.methods: list[tuple[nn.Module, str, Callable[..., Any]]] = []
+        for module in (conv, *(m for m in (conv.aggr_module,) if m is not None)):
+            for name, function in _functions(type(module)):
+                copy = self._copy(function, 2)
+                if copy is not function:
+                    self.methods.append((module, name, types.MethodType(copy, module)))
+
+    def _swap(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType):
+            return _Package(value, self._swap)
+        ours = OURS.get(value) if isinstance(value, types.FunctionType) else None
+        if ours is None:
+            return value
+        self.names.add(ours.__name__)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            call = self.current()
+            if call is None or ours.__name__ not in call.reading.functions:
+                return value(*args, **kwargs)
+            call.asked.add(ours.__name__)
+            return ours(call, *args, **kwargs)
+
+        return function
+
+    def _copy(self, function: types.FunctionType, depth: int) -> types.FunctionType:
+        """The function with ours in its globals, and in those of helpers of the same file; itself where it has none."""
+        names, fresh = set(_names(function.__code__)), {}
+        for name in names & function.__globals__.keys():
+            value = function.__globals__[name]
+            if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "torch_geometric":
+                if _reaches(value, names, 3):
+                    self.names |= {o.__name__ for f, o in OURS.items() if f.__name__ in names}
+                    fresh[name] = _Package(value, self._swap)
+            elif isinstance(value, types.FunctionType):
+                other = self._swap(value)
+                if other is value and depth and value.__module__ == function.__module__:
+                    other = self._copy(value, depth - 1)
+                if other is not value:
+                    fresh[name] = other
+        if not fresh:
+            return function
+        copy = types.FunctionType(
+            function.__code__, {**function.__globals__, **fresh}, function.__name__, function.__defaults__,
+            function.__closure__,
+        )  # fmt: skip
+        copy.__kwdefaults__ = function.__kwdefaults__
+        return copy
+
+
+def _functions(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """A class's own functions, as an instance finds them; those of the bases of all layers are left out."""
+    seen = set()
+    for base in kind.__mro__:
+        if base in (MessagePassing, nn.Module, object):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, types.FunctionType) and name not in seen and name not in ("__init__", "propagate"):
+                seen.add(name)
+                yield name, value
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _reaches(module: types.ModuleType, names: set[str], depth: int) -> bool:
+    """Whether one of the functions that have a version of ours is called by way of a module's name."""
+    for name in names:
+        value = getattr(module, name, None)
+        if isinstance(value, types.FunctionType) and value in OURS:
+            return True
+        if depth and isinstance(value, types.ModuleType) and _reaches(value, names, depth - 1):
+            return True
+    return False
+
+
+def counts(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
+    """[edges] k / n of each edge's target: its messages here over those of the whole graph.
+
+    n is known where the target's drawn edges are all in use; where only a part is (one relation of many), the sum of
+    scale stands in for it.
+    """
+    row = used[1]
+    n = int(call.batch.n_id.numel())
+    here = torch.bincount(row, minlength=n).to(call.scale.dtype)
+    if aligned.share < 1.0:
+        total = segment_sum(aligned.take(call.scale), row, n)
+    else:
+        loop = used[0] == used[1]
+        total = call.sums(None, n)[0].to(here.dtype) + torch.bincount(row[loop], minlength=n)
+    return (here / total.clamp(min=1e-30))[row]

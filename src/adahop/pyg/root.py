@@ -1,0 +1,140 @@
+"""Root: what is noted of a model as a whole: how it is called on a batch, and whether its layers took the batch."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from adahop.pyg import batches
+from adahop.pyg.batches import DrawnBatch
+from adahop.pyg.wrap import bare, layers_of, scale_of
+
+if TYPE_CHECKING:
+    from adahop.pyg.feedback import Learner
+
+_NAME = "_adahop_root"
+
+
+class Root:
+    """A pair of hooks of the outermost module, one pair however many loaders learn from it.
+
+    Copies and saved models carry the form in which the model is called, and no loader.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.form: dict[str, str] | None = None  # per argument of `forward`, the attribute of the batch it was
+        self._fresh()
+        model.register_forward_pre_hook(self.before, with_kwargs=True)
+        model.register_forward_hook(self.after)
+
+    def _fresh(self) -> None:
+        self.learners: weakref.WeakSet[Learner] = weakref.WeakSet()
+        self.drawn: DrawnBatch | None = None
+        self.said: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"form": self.form}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._fresh()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Root:
+        model = bare(model)
+        if _NAME not in model.__dict__:
+            model.__dict__[_NAME] = cls(model)
+        return model.__dict__[_NAME]
+
+    @classmethod
+    def find(cls, model: nn.Module) -> Root | None:
+        return bare(model).__dict__.get(_NAME)
+
+    def join(self, learner: Learner) -> None:
+        self.learners.add(learner)
+
+    def leave(self, learner: Learner) -> None:
+        self.learners.discard(learner)
+
+    @torch.compiler.disable
+    def before(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        for learner in self.learners:
+            if learner._snapshots is not None:
+                learner._snapshots.begin()
+        drawn = _batch_of(args, kwargs)
+        self.drawn = drawn
+        if drawn is None:
+            return
+        drawn.calls.clear()
+        drawn.kept["seen"] = False
+        self.form = _form(model, args, kwargs, drawn)
+
+    @torch.compiler.disable
+    def after(self, model: nn.Module, args: tuple, out: Any) -> None:
+        drawn, self.drawn = self.drawn, None
+        if drawn is None:
+            return
+        if not drawn.kept.get("seen") and drawn.directional:
+            self.say(
+                f"no layer of {type(model).__name__} took the edges of the batch: what it sums by hand is not scaled, "
+                "and nothing is learnt from it; pass batch.edge_index to PyG layers, or weigh its sums by batch.scale"
+            )
+        else:
+            self.say_left_alone(model)
+
+    def say_left_alone(self, model: nn.Module) -> None:
+        """Once: which layers have no use for the scale, what happens to them, and what would be understood."""
+        readings = {name: (conv, ours.reading) for name, conv in layers_of(model).items()
+                    if (ours := scale_of(conv)) is not None and ours.reading is not None}  # fmt: skip
+        for name, (conv, _) in readings.items():
+            if (ours := scale_of(conv)) is not None and ours.elsewhere:
+                self.say(
+                    f"layer '{name}' ({type(conv).__name__}) passes messages over other edges than those drawn for the "
+                    "batch, so that there they stay as PyG has them"
+                )
+        left = {name: (conv, r) for name, (conv, r) in readings.items() if r.left_alone}
+        if not left:
+            return
+        name, (conv, reading) = next(iter(left.items()))
+        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        what = "all hops are" if len(left) == len(readings) else "the hops of such layers are"
+        self.say(
+            f"layer '{name}' ({type(conv).__name__}){others} stays as PyG has it: {reading.why}; {what} drawn uniformly"
+        )
+
+    def say(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            warnings.warn(text, stacklevel=6)
+
+
+def _batch_of(args: tuple, kwargs: dict[str, Any]) -> DrawnBatch | None:
+    values = (*args, *kwargs.values())
+    for value in values:
+        if isinstance(value, Data) and (drawn := batches.of(value)) is not None:
+            return drawn
+    found = batches.find(values)
+    return None if found is None else found.batch
+
+
+def _form(model: nn.Module, args: tuple, kwargs: dict[str, Any], drawn: DrawnBatch) -> dict[str, str]:
+    """Which attribute of the batch each argument is; "" for the batch itself."""
+    signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
+    names = list(
+        signature.param_dict if hasattr(signature, "param_dict") else inspect.signature(model.forward).parameters
+    )
+    form: dict[str, str] = {}
+    for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
+        if isinstance(value, Data):
+            form[name] = ""
+        elif isinstance(value, Tensor):
+            found = batches.name_of(drawn, value)
+            if found is not None:
+                form[name] = found
+    return form

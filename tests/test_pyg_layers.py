@@ -1,0 +1,702 @@
+"""What happens inside a PyG model that trains on our batches: the same function, or a sentence."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import add_self_loops, degree, dropout_edge, softmax
+
+import adahop
+from adahop.pyg import AdaptiveNeighborLoader, batches, inference, scale_messages, scaled
+from adahop.pyg.wrap import scale_of
+
+NODES, EDGES, SEEDS = 80, 700, 10
+
+
+def the_data(**more) -> Data:
+    g = torch.Generator().manual_seed(0)
+    edges = torch.randint(NODES, (2, EDGES), generator=g)
+    edges = edges[:, edges[0] != edges[1]]
+    size = torch.randn(NODES, 1, generator=g).exp()
+    data = Data(x=torch.randn(NODES, 6, generator=g) * size, edge_index=edges, y=torch.arange(NODES) % 3, **more)
+    return data
+
+
+def edge_values(data: Data, *shape: int) -> torch.Tensor:
+    return torch.rand(data.edge_index.shape[1], *shape, generator=torch.Generator().manual_seed(1)) * 3 + 0.1
+
+
+def loader_of(data: Data, k: int = -1, hops: int = 1, **more) -> AdaptiveNeighborLoader:
+    words = {"batch_size": SEEDS, "seed": 1, "estimator": "plain", **more}
+    return AdaptiveNeighborLoader(data, [k] * hops, torch.arange(SEEDS), **words)
+
+
+def off(one: torch.Tensor, two: torch.Tensor) -> float:
+    """Relative distance of what two gave for the seeds."""
+    a, b = one.detach()[:SEEDS], two.detach()[:SEEDS]
+    return float((a - b).norm() / b.norm())
+
+
+class OwnSoftmax(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin, self.att = nn.Linear(6, 4), nn.Linear(8, 1)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        return softmax(self.att(torch.cat([x_i, x_j], -1)).tanh(), index, ptr, size_i) * x_j
+
+
+class OwnMean(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(6, 4)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x)) / degree(edge_index[1], len(x)).clamp(min=1)[:, None]
+
+
+class Tutorial(MessagePassing):
+    """The GCN of PyG's tutorial."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(6, 4)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        row, col = edge_index
+        root = degree(col, x.size(0), dtype=x.dtype).pow(-0.5)
+        root[root == float("inf")] = 0
+        return self.propagate(edge_index, x=self.lin(x), norm=root[row] * root[col])
+
+    def message(self, x_j, norm):
+        return norm.view(-1, 1) * x_j
+
+
+class OwnAggregate(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin, self.most = nn.Linear(6, 4), pyg.MaxAggregation()
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def aggregate(self, inputs, index, dim_size=None):
+        return self.most(inputs, index, dim_size=dim_size)
+
+
+class Twice(MessagePassing):
+    """Two propagates in one forward."""
+
+    def __init__(self):
+        super().__init__(aggr="mean")
+        self.one, self.two = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.one(x)) + self.propagate(edge_index, x=self.two(x)).tanh()
+
+
+class Shared(nn.Module):
+    """One layer, used twice."""
+
+    def __init__(self, conv=None):
+        super().__init__()
+        self.conv = pyg.GCNConv(6, 6) if conv is None else conv
+
+    def forward(self, x, edge_index):
+        return self.conv(self.conv(x, edge_index).tanh(), edge_index)
+
+
+OWN = {"softmax": OwnSoftmax, "mean": OwnMean, "tutorial": Tutorial, "two propagates": Twice}
+
+
+def at_all_neighbours(make, call=lambda m, d: m(d.x, d.edge_index), data=None, hops=1):
+    """How far the converted model, with every neighbour, and the plain one on the batch are from the whole graph."""
+    torch.manual_seed(0)
+    data, model = the_data() if data is None else data, make()
+    whole = call(model, data)
+    batch = next(iter(loader_of(data, hops=hops)))
+    plain = call(copy.deepcopy(model), batch)
+    ours = call(scale_messages(model), batch)
+    return off(ours, whole), off(plain, whole)
+
+
+def bias(make, call=lambda m, d: m(d.x, d.edge_index), method="adahop", ours=True, rounds=100, data=None):
+    """|mean over batches of 3 neighbours - whole graph| / |whole graph|, without what chance adds to it."""
+    torch.manual_seed(0)
+    data, model = the_data() if data is None else data, make()
+    with torch.no_grad():
+        whole = call(model, data)
+        model = scale_messages(model) if ours else model
+        loader = loader_of(data, 3, method=method, replace=False)
+        outs = torch.stack([call(model, batch)[:SEEDS] for _ in range(rounds) for batch in loader])
+    square = (outs.mean(0) - whole[:SEEDS]).square().sum() - outs.var(0).sum() / rounds
+    return float(square.clamp(min=0).sqrt() / whole[:SEEDS].norm())
+
+
+# --- edge weights and attributes ------------------------------------------------------------------------------------
+
+
+def weigh(model, data):
+    return model(data.x, data.edge_index, data.edge_weight)
+
+
+@pytest.mark.parametrize("make", [lambda: pyg.GCNConv(6, 4), lambda: pyg.GraphConv(6, 4)])
+def test_a_layer_uses_the_edge_weight_that_it_is_given(make):
+    data = the_data()
+    data.edge_weight = edge_values(data)
+    assert at_all_neighbours(make, weigh, data)[0] < 1e-5
+    assert bias(make, weigh, data=data) < 0.1 < bias(make, weigh, data=data, ours=False)
+
+
+def test_learned_edge_weights_get_their_gradient_and_estimated_degrees():
+    data = the_data()
+    data.edge_attr = edge_values(data, 2)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.conv = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid()), pyg.GCNConv(6, 4)
+
+        def forward(self, x, edge_index, edge_attr):
+            return self.conv(x, edge_index, self.weight(edge_attr).view(-1))
+
+    ours, plain = at_all_neighbours(Net, lambda m, d: m(d.x, d.edge_index, d.edge_attr), data)
+    assert ours < 0.1 < plain  # at the rim degrees are a guess, and the batch's own are a worse one
+    model = scale_messages(Net())
+    batch = next(iter(loader_of(data, 3)))
+    model(batch.x, batch.edge_index, batch.edge_attr).sum().backward()
+    assert float(model.weight[0].weight.grad.abs().sum()) > 0
+
+
+def test_an_attribute_that_the_model_never_uses_changes_nothing():
+    data = the_data()
+    data.edge_weight = edge_values(data)
+    for make in (lambda: pyg.GraphConv(6, 4), lambda: pyg.GCNConv(6, 4), lambda: pyg.GCN(6, 8, 1, 4)):
+        assert at_all_neighbours(make, data=data)[0] < 1e-5
+        torch.manual_seed(0)
+        model = make().eval()
+        assert torch.allclose(inference(model, data), model(data.x, data.edge_index), atol=1e-5)
+        loader = loader_of(data, estimator="snapshot")
+        loader.learn(model.train())
+        for _ in range(2):
+            for batch in loader:
+                out = model(batch.x, batch.edge_index)
+        assert off(out, model.eval()(data.x, data.edge_index)) < 1e-5
+
+
+def test_an_edge_attr_that_the_model_uses_is_passed_by_inference_and_the_snapshot():
+    data = the_data()
+    data.edge_attr = edge_values(data, 3)
+    torch.manual_seed(0)
+    model = pyg.GAT(6, 8, 1, 4, edge_dim=3).eval()
+    want = model(data.x, data.edge_index, edge_attr=data.edge_attr)
+    assert torch.allclose(inference(model, data), want, atol=1e-5)
+    loader = loader_of(data, estimator="snapshot")
+    loader.learn(model.train())
+    for _ in range(2):
+        for batch in loader:
+            out = model(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
+    assert off(out, want) < 1e-5
+
+
+def test_inference_calls_a_model_as_training_did():
+    """By other names, with the edge weight or without, or with the batch itself."""
+    data = the_data()
+    data.edge_weight = edge_values(data)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.GCNConv(6, 4)
+
+        def forward(self, features, edges, w=None):
+            return self.conv(features, edges, w)
+
+    class Whole(Named):
+        def forward(self, batch):
+            return self.conv(batch.x, batch.edge_index, batch.edge_weight)
+
+    for model, call in ((Named(), lambda m, d: m(d.x, d.edge_index, d.edge_weight)), (Whole(), lambda m, d: m(d))):
+        loader = loader_of(data, estimator="snapshot")
+        loader.learn(model)
+        for batch in loader:
+            call(model, batch)
+        model.eval()
+        assert torch.allclose(inference(model, data), call(model, data), atol=1e-5)
+
+
+# --- normalisers of their own ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_layers_with_a_normaliser_of_their_own(name):
+    assert at_all_neighbours(OWN[name])[0] < 1e-5
+    assert bias(OWN[name]) <= bias(OWN[name], method="graphsage", ours=False) + 0.1
+
+
+def test_an_overridden_aggregate_is_no_sum():
+    torch.manual_seed(0)
+    model, data = OwnAggregate(), the_data()
+    batch = next(iter(loader_of(data, 3)))
+    plain = model(batch.x, batch.edge_index)
+    said = pytest.warns(UserWarning, match=r"\(OwnAggregate\) stays as PyG has it: its normaliser is its own")
+    with said, loader_of(data, 3).feedback(model, batch):
+        assert torch.equal(model(batch.x, batch.edge_index), plain)
+
+
+GCN_LIKE = {
+    "gcn2": (lambda: pyg.GCN2Conv(6, 0.1), lambda m, d: m(d.x, d.x, d.edge_index), 1),
+    "sg": (lambda: pyg.SGConv(6, 4, K=2), lambda m, d: m(d.x, d.edge_index), 2),
+    "appnp": (lambda: pyg.APPNP(2, 0.1), lambda m, d: m(d.x, d.edge_index), 2),
+    "ssg": (lambda: pyg.SSGConv(6, 4, 0.1, K=2), lambda m, d: m(d.x, d.edge_index), 2),
+    "mixhop": (lambda: pyg.MixHopConv(6, 4), lambda m, d: m(d.x, d.edge_index), 2),
+    "tag": (lambda: pyg.TAGConv(6, 4, K=2), lambda m, d: m(d.x, d.edge_index), 2),
+    "cheb": (lambda: pyg.ChebConv(6, 4, K=2), lambda m, d: m(d.x, d.edge_index), 1),
+    "lg": (lambda: pyg.LGConv(), lambda m, d: m(d.x, d.edge_index), 1),
+    "gcn improved": (lambda: pyg.GCNConv(6, 4, improved=True), lambda m, d: m(d.x, d.edge_index), 1),
+    "gcn bare": (lambda: pyg.GCNConv(6, 4, add_self_loops=False), lambda m, d: m(d.x, d.edge_index), 1),
+}
+
+
+@pytest.mark.parametrize("name", GCN_LIKE)
+def test_every_layer_that_normalises_by_degrees_gets_those_of_the_whole_graph(name):
+    make, call, hops = GCN_LIKE[name]
+    ours, plain = at_all_neighbours(make, call, hops=hops)
+    assert ours < 1e-5 < 1e-2 < plain
+
+
+# --- crashes and refusals -------------------------------------------------------------------------------------------
+
+
+def typed(model, data):
+    return model(data.x, data.edge_index, data.kind)
+
+
+STRANGE = {
+    "arma": (lambda: pyg.ARMAConv(6, 4), lambda m, d: m(d.x, d.edge_index)),
+    "fa": (lambda: pyg.FAConv(6), lambda m, d: m(d.x, d.x, d.edge_index)),
+    "rgcn": (lambda: pyg.RGCNConv(6, 4, 2), typed),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_layers_that_used_to_fail(name):
+    make, call = STRANGE[name]
+    data = the_data()
+    data.kind = torch.arange(data.edge_index.shape[1]) % 2
+    assert at_all_neighbours(make, call, data)[0] < 1e-5
+    loader = loader_of(data, 3, method="bs")
+    model = make()
+    loader.learn(model)
+    for batch in loader:
+        call(model, batch).sum().backward()
+    loader.state_dict()
+    assert loader.sampler.policy.log_weight.any()
+
+
+def test_a_layer_against_the_edges_is_left_alone():
+    data, model = the_data(), pyg.DirGNNConv(pyg.SAGEConv(6, 4))
+    loader = loader_of(data, 3)
+    with pytest.warns(UserWarning, match="passes messages over other edges than those drawn"):
+        loader.learn(model)
+        for batch in loader:
+            assert torch.isfinite(model(batch.x, batch.edge_index)).all()
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_edges_may_be_dropped_before_the_model_or_before_each_layer(each):
+    """Found by the features, or by the edges that the first layer was found with."""
+    torch.manual_seed(0)
+    data, model = the_data(), scale_messages(pyg.GraphSAGE(6, 8, 2, 4))
+    loader = loader_of(data, 3, hops=2, method="bs")
+    loader.learn(model)
+    for batch in loader:
+        fewer = dropout_edge(batch.edge_index, p=0.3)[0]
+        h = model.convs[0](batch.x, fewer)
+        model.convs[1](h.relu(), dropout_edge(batch.edge_index, p=0.3)[0] if each else fewer).sum().backward()
+    loader.state_dict()
+    assert loader.sampler.policy.log_weight.any()
+
+
+def test_self_loops_as_a_transform():
+    def loops(batch):
+        batch.edge_index = add_self_loops(batch.edge_index, num_nodes=batch.num_nodes)[0]
+        return batch
+
+    torch.manual_seed(0)
+    data, model = the_data(), pyg.GCNConv(6, 4)
+    whole = model(data.x, data.edge_index)
+    batch = next(iter(loader_of(data, transform=loops)))
+    assert off(scaled(model)(batch.x, batch.edge_index), whole) < 1e-5
+
+
+@pytest.mark.parametrize("aggr", ["max", "median", "std"])
+def test_what_can_be_scaled_is_and_the_rest_is_named(aggr):
+    torch.manual_seed(0)
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = pyg.SAGEConv(6, 6), pyg.SAGEConv(6, 4, aggr=aggr)
+
+        def forward(self, x, edge_index):
+            return self.two(self.one(x, edge_index).relu(), edge_index)
+
+    model, data = scale_messages(Mixed()), the_data()
+    loader = loader_of(data, 3, hops=2, method="bs", shuffle=True)
+    with pytest.warns(UserWarning, match=r"layer 'two' \(SAGEConv\) stays as PyG has it.*aggr='mean'") as said:
+        loader.learn(model)
+        for _ in range(3):
+            for batch in loader:
+                model(batch.x, batch.edge_index).sum().backward()
+        loader.state_dict()
+    assert len(said) == 1
+    assert not scale_of(model.one).reading.left_alone and scale_of(model.two).reading.left_alone
+    learnt = loader.sampler.policy.log_weight
+    assert learnt[0].any() and not learnt[1].any()  # draws of the hop that is left alone stay uniform
+
+
+def test_a_weighted_mean_is_right_without_advice():
+    data = the_data()
+    data.edge_weight = edge_values(data)
+    make = lambda: pyg.GraphConv(6, 4, aggr="mean")  # noqa: E731
+    assert at_all_neighbours(make, weigh, data)[0] < 1e-5
+    assert bias(make, weigh, data=data) <= bias(make, weigh, method="graphsage", ours=False, data=data) + 0.1
+
+
+# --- which batch ------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_found_by_their_tensors_and_not_by_their_turn():
+    torch.manual_seed(0)
+    data, model = the_data(), pyg.GCNConv(6, 4)
+    whole = model(data.x, data.edge_index)
+    one, two = loader_of(data, shuffle=True), loader_of(data, batch_size=4, shuffle=True)
+    for loader in (one, two):
+        loader.learn(model)
+    kept = [*list(one), *list(two), next(iter(one))]
+    for batch in reversed(kept):
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        assert torch.allclose(out, whole[batch.n_id[: batch.batch_size]], atol=1e-5)
+    for a, b in zip(one, two, strict=False):
+        for batch in (b, a):
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            assert torch.allclose(out, whole[batch.n_id[: batch.batch_size]], atol=1e-5)
+
+
+def test_batches_of_a_list_teach_too():
+    data, model = the_data(), pyg.SAGEConv(6, 4)
+    loader = loader_of(data, 3, method="bs", batch_size=5)
+    loader.learn(model)
+    for batch in list(loader):
+        model(batch.x, batch.edge_index)
+    loader.state_dict()
+    assert loader.sampler.policy.log_weight.any()
+
+
+def test_a_model_in_evaluation_mode_is_scaled_and_teaches_if_it_trains():
+    torch.manual_seed(0)
+    data, model = the_data(), pyg.GCNConv(6, 4).eval()
+    whole = model(data.x, data.edge_index)
+    loader = loader_of(data, method="bs")
+    loader.learn(model)
+    with torch.no_grad():
+        for batch in loader:
+            assert off(model(batch.x, batch.edge_index), whole) < 1e-5
+    loader = loader_of(data, 3, method="bs")
+    loader.learn(model)
+    for batch in loader:
+        model(batch.x, batch.edge_index)
+    loader.state_dict()
+    assert not loader.sampler.policy.log_weight.any()
+    for batch in loader:
+        model(batch.x, batch.edge_index).sum().backward()
+    loader.state_dict()
+    assert loader.sampler.policy.log_weight.any()
+
+
+def test_a_sparse_matrix_is_read_as_edges():
+    torch.manual_seed(0)
+    data = the_data()
+    for make in (lambda: pyg.GCNConv(6, 4), lambda: pyg.SAGEConv(6, 4), lambda: pyg.GINConv(nn.Linear(6, 4))):
+        model = make()
+        batch = next(iter(loader_of(data, 3)))
+        row, col = batch.edge_index
+        n = batch.num_nodes
+        pairs = torch.unique(batch.edge_index, dim=1).shape[1] == batch.edge_index.shape[1]
+        adj = torch.sparse_coo_tensor(torch.stack([col, row]), torch.ones(len(row)), (n, n)).coalesce()
+        want = scaled(model)(batch.x, batch.edge_index)
+        assert pairs and torch.allclose(model(batch.x, adj.to_sparse_csr()), want, atol=1e-5)
+
+
+# --- torch.compile, checkpoints, averages, processes ------------------------------------------------------------------
+
+
+def learns(model, call=lambda m, b: m(b.x, b.edge_index), steps=2, **more) -> torch.Tensor:
+    """Train a little; what the sampler has learnt."""
+    data = the_data()
+    loader = loader_of(data, 3, hops=2, method="bs", batch_size=5, **more)
+    loader.learn(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        for batch in loader:
+            F.cross_entropy(call(model, batch)[: batch.batch_size].float(), batch.y[: batch.batch_size]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    loader.state_dict()
+    return loader.sampler.policy.log_weight
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return pyg.GraphSAGE(6, 8, 2, 3)
+
+
+def test_a_compiled_model_is_scaled_and_heard():
+    torch._dynamo.reset()
+    want = learns(net())
+    got = learns(torch.compile(net(), backend="eager"))
+    assert want.any() and torch.allclose(got, want, atol=1e-4)
+    model = scale_messages(net())
+    batch = next(iter(loader_of(the_data(), 3, hops=2)))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="without fullgraph=True"):
+        torch.compile(model, backend="eager", fullgraph=True)(batch.x, batch.edge_index)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_model_learns_the_same(reentrant):
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x, edge_index):
+            one, two = self.net.convs
+            x = x.requires_grad_() if reentrant else x
+            h = checkpoint(one, x, edge_index, use_reentrant=reentrant).relu()
+            return checkpoint(two, h, edge_index, use_reentrant=reentrant)
+
+    for estimator in ("plain", "snapshot"):
+        want = learns(net(), estimator=estimator)
+        assert want.any() and torch.allclose(learns(Saving(), estimator=estimator), want, atol=1e-4)
+
+
+def test_half_precision_and_accumulation_learn():
+    def half(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(batch.x, batch.edge_index)
+
+    assert learns(net(), half).isfinite().all() and learns(net(), half).any()
+    data, model = the_data(), net()
+    loader = loader_of(data, 3, hops=2, method="bs", batch_size=5)
+    loader.learn(model)
+    sum(model(b.x, b.edge_index)[:5].square().mean() for b in loader).backward()
+    loader.state_dict()
+    assert loader.sampler.policy.log_weight.any()
+
+
+def test_an_average_of_the_model_is_a_model_of_its_own():
+    data, model = the_data(), net()
+    loader = loader_of(data, 3, hops=2, estimator="snapshot")
+    loader.learn(model)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    for batch in loader:
+        model(batch.x, batch.edge_index).sum().backward()
+        average.update_parameters(model)
+    assert scale_of(average.module.convs[0]).conv is average.module.convs[0]
+    kept = loader._snapshots.kept[scale_of(model.convs[0])]
+    average.eval()(data.x, data.edge_index)
+    assert loader._snapshots.kept[scale_of(model.convs[0])] is kept  # its passes are not the model's
+
+
+def test_a_distributed_model_is_looked_through():
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args):
+            return self.module(*args)
+
+    for estimator in ("plain", "snapshot"):
+        assert torch.equal(
+            learns(DistributedDataParallel(net()), estimator=estimator), learns(net(), estimator=estimator)
+        )
+
+
+# --- what stays behind ----------------------------------------------------------------------------------------------
+
+
+def test_copies_and_saved_models_carry_no_data():
+    data = the_data()
+    data.x = torch.randn(NODES, 6).repeat(1, 1)
+    model = net()
+    plain = io.BytesIO()
+    torch.save(model, plain)
+    loader = loader_of(data, 3, hops=2, estimator="snapshot")
+    loader.learn(model)
+    for batch in loader:
+        model(batch.x, batch.edge_index).sum().backward()
+    model.zero_grad()
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    assert saved.tell() < plain.tell() + 3000
+    saved.seek(0)
+    for other in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
+        assert torch.equal(other(batch.x, batch.edge_index)[:1].isfinite(), torch.ones(1, 3, dtype=torch.bool))
+        ours = scale_of(other.convs[0])
+        assert ours.conv is other.convs[0] and ours.memory is None and ours.call is None
+        assert torch.equal(other.eval()(data.x, data.edge_index), model.eval()(data.x, data.edge_index))
+
+
+def test_a_loader_per_epoch_leaves_nothing_behind():
+    data, model = the_data(), net()
+    hooks = []
+    for _ in range(4):
+        loader = loader_of(data, 3, hops=2, estimator="snapshot")
+        loader.learn(model)
+        for batch in loader:
+            model(batch.x, batch.edge_index).sum().backward()
+        modules = list(model.modules())
+        hooks.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules))
+    assert len(set(hooks)) == 1
+    watched = [__import__("weakref").ref(loader._snapshots), __import__("weakref").ref(loader)]
+    del loader, batch
+    gc.collect()
+    assert [w() for w in watched] == [None, None] and batches.in_use() <= 1
+
+
+def test_an_interrupted_step_leaves_the_model_as_it_was():
+    data, model = the_data(), net()
+    loader = loader_of(data, 3, hops=2, estimator="snapshot")
+    loader.learn(model)
+
+    class Stop(KeyboardInterrupt):
+        pass
+
+    def stop(*args):
+        raise Stop
+
+    handle = model.convs[1].register_message_forward_hook(stop)
+    with pytest.raises(Stop):
+        for batch in loader:
+            model(batch.x, batch.edge_index)
+    handle.remove()
+    assert all(not {"propagate", "aggregate", "edge_updater"} & m.__dict__.keys() for m in model.convs)
+    whole = model.eval()(data.x, data.edge_index)
+    assert torch.allclose(inference(model, data), whole, atol=1e-5)
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_sums_by_hand_is_told_so():
+    class ByHand(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused, self.lin = pyg.SAGEConv(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x, edge_index):
+            return torch.zeros(len(x), 4).index_add(0, edge_index[1], self.lin(x)[edge_index[0]])
+
+    model, data = ByHand(), the_data()
+    loader = loader_of(data, 3, batch_size=5)
+    loader.learn(model)
+    with pytest.warns(UserWarning, match="no layer of ByHand took the edges of the batch") as said:
+        for batch in loader:
+            model(batch.x, batch.edge_index)
+    assert len(said) == 1
+
+
+def test_a_plain_sum_that_blows_up_is_told_so_and_has_a_way_out():
+    """A hub with 400 neighbours, 4 drawn: the sum of the whole graph is a hundred times that of the sample."""
+    edges = torch.stack([torch.arange(1, 401), torch.zeros(400, dtype=torch.long)])
+    data = Data(x=torch.rand(401, 6), edge_index=edges)
+
+    def run(sums, method="graphsage"):
+        model = pyg.GINConv(nn.Identity())
+        loader = AdaptiveNeighborLoader(data, [4], [0], method=method, estimator="plain", replace=False)
+        batch = next(iter(loader))
+        plain = model(batch.x, batch.edge_index)
+        return plain[0], scale_messages(model, sums=sums)(batch.x, batch.edge_index)[0]
+
+    with pytest.warns(UserWarning, match="GINConv sums its neighbours.*sums='drawn'"):
+        plain, whole = run("whole")
+    assert float(whole.sum() / plain.sum()) > 50
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain, drawn = run("drawn")
+    assert torch.allclose(drawn, plain, atol=1e-4)  # uniform draws: as the script had it
+
+
+def test_a_batch_norm_inside_a_layer_and_a_layer_used_twice_with_a_snapshot():
+    """Tables are of what is sent and summed, so that what comes after the sum sees whole-graph sums."""
+    torch.manual_seed(0)
+    data = the_data()
+    data.x = data.x * 20
+    losses = {}
+    for estimator in ("plain", "snapshot"):
+        torch.manual_seed(0)
+        mlp = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        model = pyg.GINConv(mlp)
+        loader = AdaptiveNeighborLoader(data, [3], batch_size=20, estimator=estimator, shuffle=True)
+        loader.learn(scale_messages(model, sums="drawn") if estimator == "plain" else model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        total = []
+        for _ in range(2):
+            for batch in loader:
+                loss = F.cross_entropy(
+                    model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
+                )
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                total.append(float(loss))
+        losses[estimator] = sum(total) / len(total)
+    assert losses["snapshot"] < 1.5 * losses["plain"] < 5
+    model = Shared()
+    loader = loader_of(data, 2, hops=2, estimator="snapshot")
+    loader.learn(model)
+    whole = inference(model, data)
+    assert len(loader._snapshots.kept[scale_of(model.conv)]) == 2
+    for batch in loader:
+        assert off(model(batch.x, batch.edge_index), whole) < 1e-5
+
+
+def test_the_noise_dial():
+    """f(x) + (1 - noise)(F' - f(x')): 0 is the snapshot, 1 the plain estimate, and between is between."""
+    torch.manual_seed(0)
+    data, model = the_data(), pyg.GCN(6, 8, 1, 4)
+    outs = {}
+    for noise in (0.0, 0.5, 1.0):
+        loader = loader_of(data, 2, estimator="snapshot")
+        loader.noise = noise
+        loader.learn(model)
+        whole = inference(model, data)
+        for batch in loader:
+            outs[noise] = model(batch.x, batch.edge_index)[:SEEDS].detach()
+        loader.learn(None)
+    for batch in loader_of(data, 2):
+        plain = model(batch.x, batch.edge_index)[:SEEDS].detach()
+    assert torch.allclose(outs[0.0], whole[:SEEDS], atol=1e-4) and torch.allclose(outs[1.0], plain, atol=1e-4)
+    assert torch.allclose(outs[0.5], (outs[0.0] + outs[1.0]) / 2, atol=1e-4) and off(plain, whole) > 0.05
+
+
+def test_the_package_and_the_loader_agree_on_names():
+    assert adahop.inference is inference
