@@ -137,7 +137,7 @@ class Learner:
         ours: set[Propagate | None] = {scale_of(m) for m in layers_of(model).values()}
         rounds = [r for r in drawn.rounds if r.layer in ours and r.counts]
         drawn.rounds.clear()
-        if not rounds or not self.sampler.listens:
+        if not rounds or not self.sampler.listens or drawn.e_id.numel() == 0:
             return
         blocks, energy = energies(drawn, rounds, self.sampler)
         self.sampler.update(blocks, energy)
