@@ -19,6 +19,7 @@ from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
 from adahop.pyg.wrap import Propagate, Round, layers_of, scale_of, scaled
 from adahop.samplers import NeighborSampler
+from adahop.samplers.loop import nothing
 
 
 class Learner:
@@ -160,7 +161,7 @@ def energies(
         block = (drawn.blocks or [])[len(hops) - 1 - hop]
         block = Block._make(t.to(device) if isinstance(t, Tensor) else t for t in block)
         if energy is None or rounds[-1 - hop].known or not bool(energy.any()):
-            block, part = sampler.nothing(block.n_id[: block.num_dst]), torch.zeros(0, device=device)
+            block, part = nothing(block.n_id[: block.num_dst]), torch.zeros(0, device=device)
         else:
             part = energy[start : start + many].to(device)
         blocks.append(block)
