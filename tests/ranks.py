@@ -1,4 +1,4 @@
-"""One rank of the processes that tests/test_distributed.py starts: runs every check, leaves what it saw as JSON."""
+"""One rank of the processes that test_distributed.py starts: runs every check, leaves what it saw as JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The GPU's kernels against the reference: on a CUDA device where there is one, else in Triton's interpreter.
 
-`python -m pytest tests/test_gpu.py` runs them all. Without a GPU the interpreter must be chosen before Triton is
+`python -m pytest tests/ops/test_gpu.py` runs them all. Without a GPU the interpreter must be chosen before Triton is
 imported, so `test_gpu_interpreted.py` runs this file in a process of its own, and here it is skipped.
 """
 

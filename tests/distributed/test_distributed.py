@@ -21,7 +21,7 @@ from adahop.distributed import Shard, team, write_shards
 from adahop.mapped import opened
 from adahop.train import evaluate
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 RANKS = 3
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from adahop.checks import InputError, RoomError, room_for
 
-RESIDENT = Path(__file__).parent.parent / "lab" / "benchmarks" / "resident.py"
+RESIDENT = Path(__file__).parents[2] / "lab" / "benchmarks" / "resident.py"
 MARGIN = 8.0  # MiB that the allocator may still spread over 40 epochs; an epoch's batches come to about as much each
 
 

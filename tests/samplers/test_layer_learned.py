@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_layer_wise import NAMES, SEEDS, aggregate, dense, graph, values
 
 from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop.methods import make
 from adahop.samplers import ASGCN, Bliss
-from test_layer_wise import NAMES, SEEDS, aggregate, dense, graph, values
 
 
 def problem(n: int = 200, degree: int = 10):

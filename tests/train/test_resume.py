@@ -15,7 +15,7 @@ from adahop.cli import train as train_module
 from adahop.records import Records, sweep
 
 SMALL = ["--dataset", "synthetic:120,900,6,3", "--sizes", "3,3", "--hidden", "8", "--epochs", "3", "--batch-size", "32"]
-SOAK = Path(__file__).parent.parent / "lab" / "benchmarks" / "soak.py"
+SOAK = Path(__file__).parents[2] / "lab" / "benchmarks" / "soak.py"
 
 
 class Stopped(Exception):

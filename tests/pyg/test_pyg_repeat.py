@@ -63,7 +63,8 @@ def train(kind: str, prefetch: int, save_at: int = -1, path: str = "", resume: b
 def elsewhere(*calls: tuple) -> list[list[str]]:
     """The same in a process of its own."""
     code = f"import test_pyg_repeat as t\nfor words in {calls!r}: print(*t.train(*words))"
-    path = [str(Path(adahop.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    here, tests = map(str, list(Path(__file__).parents)[:2])
+    path = [str(Path(adahop.__file__).parent.parent), here, tests, os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, CSVLog, TensorBoardLog, callback, stats
 from conftest import messy_edges
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def messy_loader(**words) -> AdaptiveNeighborLoader:
