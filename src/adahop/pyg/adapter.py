@@ -15,7 +15,7 @@ from torch_geometric.sampler.base import NegativeSampling, SubgraphType
 from adahop.checks import InputError, flag, node_ids
 from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, Subgraphs, weigh
+from adahop.pyg.hops import Hops, draw_hops, weigh
 from adahop.pyg.source import estimator_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
 from adahop.samplers import NeighborSampler
 
@@ -55,7 +55,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler)
         self.disjoint = flag(disjoint, "disjoint")
-        self._subgraphs = Subgraphs(disjoint, subgraph_of(subgraph_type, disjoint))
+        self._kind = subgraph_of(subgraph_type, disjoint)
         self._drawn: Hops | None = None
         self._seen, self._since = torch.zeros(graph.num_nodes, dtype=torch.bool), 0  # seeds ever, and since a renewal
 
@@ -69,7 +69,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         self._take_back()
         seeds = node_ids(inputs.node, self.sampler.graph.num_nodes, "inputs")
         self._renew(seeds)
-        self._drawn = self._subgraphs.draw(self.sampler, seeds)
+        self._drawn = draw_hops(self.sampler, seeds, self.disjoint, self._kind)
         return self._drawn.output(inputs.input_id, inputs.time)
 
     def _renew(self, seeds: Tensor) -> None:

@@ -25,7 +25,7 @@ class Hops(NamedTuple):
     tree: Tensor | None  # [S] the seed a node belongs to, where the subgraphs are disjoint
     num_nodes: list[int] | None  # found in each hop, the seeds first; None where edges have no hop
     num_edges: list[int] | None
-    blocks: list[Block] | None  # one a hop, input layer first: the last hop's edges are the first block
+    blocks: list[Block] | None  # one per hop, input layer first: the last hop's edges are the first block
 
     def plain(self) -> tuple:
         """Tuples and tensors alone, for a checkpoint."""
@@ -46,23 +46,8 @@ class Hops(NamedTuple):
         return cls._make([*rest, None if blocks is None else [Block(*b) for b in blocks]])
 
 
-class Subgraphs:
-    """Draws merged subgraphs of one kind."""
-
-    def __init__(self, disjoint: bool, kind: str):
-        self.disjoint, self.kind = disjoint, kind
-
-    def draw(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
-        return draw_hops(sampler, seeds, self.disjoint, self.kind)
-
-
 @torch.no_grad()
-def draw_hops(
-    sampler: NeighborSampler,
-    seeds: Tensor,
-    disjoint: bool = False,
-    subgraph: str = "directional",
-) -> Hops:
+def draw_hops(sampler: NeighborSampler, seeds: Tensor, disjoint: bool = False, subgraph: str = "directional") -> Hops:
     """Neighbours of the seeds, then of the nodes that were new, and so on: a node draws once, where it first appears.
 
     Hop h draws with the policy's state of layer L - 1 - h, the layer of a model that needs it last. With a budget, a

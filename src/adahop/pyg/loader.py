@@ -17,7 +17,7 @@ from adahop.checks import InputError, KindError, flag, function, node_ids
 from adahop.loader import STATE, Batches, Made
 from adahop.ops import random
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, Subgraphs, weigh
+from adahop.pyg.hops import Hops, draw_hops, weigh
 from adahop.pyg.source import (
     by_kind,
     estimator_of,
@@ -105,9 +105,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self.estimator = estimator_of(estimator, method, weight_attr, own)
         self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
         self.disjoint = flag(disjoint, "disjoint")
-        self._subgraphs = Subgraphs(
-            disjoint, subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint)
-        )
+        self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint)
         self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
         self._batch_order = batch_sampler
         self._check_order()
@@ -179,7 +177,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return [part for part in parts if part.numel() == self.batch_size or not self.drop_last]
 
     def sample(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
-        return self._subgraphs.draw(sampler, self.nodes[seeds])
+        return draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
 
     def view(self, seeds: Tensor, drawn: Hops) -> Data:
         hops = self._transformed(self._ids[seeds], drawn)
