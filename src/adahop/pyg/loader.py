@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch_geometric.sampler.base import SubgraphType
 from adahop.checks import InputError, KindError, flag, function, node_ids
 from adahop.loader import STATE, Batches, Made
 from adahop.ops import random
+from adahop.pyg.align import align
+from adahop.pyg.batches import given_edges
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, draw_hops, weigh
 from adahop.pyg.source import (
@@ -112,6 +115,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self.transform = function(transform, "transform")
         self.transform_sampler_output = function(transform_sampler_output, "transform_sampler_output")
         self.filter_per_worker = filter_per_worker is not None and flag(filter_per_worker, "filter_per_worker")
+        self._told = False  # that a transform gave a batch other edges
         self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
 
     def _check_order(self) -> None:
@@ -208,7 +212,21 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         batch = made.batch
         if self.transform is not None and not self.filter_per_worker:
             batch = self.transform(batch)
+        if self.transform is not None and not self._told:
+            self._tell(batch, made.drawn)
         return self._hand_out(batch, made.drawn)
+
+    def _tell(self, batch: Data, hops: Hops) -> None:
+        """Once: edges that were not drawn estimate no sum, so that layers see them as any others."""
+        edges = given_edges(batch)
+        if hops.blocks is None or edges is None or align(hops.edge_index.to(edges.device), edges) is not None:
+            return
+        self._told = True
+        warnings.warn(
+            "`transform` gave the batch edges that were not drawn, so its layers are not scaled and teach the sampler "
+            "nothing; apply it to the data before the loader, as in ToUndirected()(data)",
+            stacklevel=4,
+        )
 
     def back(self, done: bool) -> None:
         self._take_back(done)

@@ -1,0 +1,198 @@
+"""Loaders as scripts use them: wrapped, zipped, behind NodeLoader and Lightning, with transforms that change edges."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader, PrefetchLoader
+from torch_geometric.nn import GraphSAGE
+from torch_geometric.transforms import AddSelfLoops, Compose, ToUndirected
+
+from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, callback
+from conftest import messy_edges
+
+
+def messy_data() -> Data:
+    edge_index, _ = messy_edges()
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(4))
+    return Data(x=x, edge_index=edge_index, y=torch.arange(60) % 3)
+
+
+def net(seed: int = 0) -> GraphSAGE:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GraphSAGE(4, 8, num_layers=2, out_channels=3)
+
+
+def steps(model, batches, lr: float = 0.1) -> list[float]:
+    """One epoch of training; the losses."""
+    optimizer, out = torch.optim.SGD(model.parameters(), lr=lr), []
+    model.train()
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+        loss.backward()
+        optimizer.step()
+        out.append(float(loss.detach()))
+    return out
+
+
+def make(data: Data | None = None, **words) -> AdaptiveNeighborLoader:
+    words = {"batch_size": 8, "shuffle": True, "seed": 1, **words}
+    return AdaptiveNeighborLoader(messy_data() if data is None else data, [3, 2], **words)
+
+
+# --- wrapped and zipped ----------------------------------------------------------------------------------------------
+
+
+def test_a_loader_within_pygs_prefetch_loader():
+    """It fetches a batch ahead, so that a loader that knew only the batch handed out last scaled the wrong one."""
+    own, wrapped = make(method="graphsage"), make(method="graphsage")
+    one, other = net(), net()
+    own.learn(one)
+    wrapped.learn(other)
+    assert steps(one, own) == steps(other, PrefetchLoader(wrapped, "cpu"))
+    teaches, late = make(method="bs"), net()
+    teaches.learn(late)
+    steps(late, PrefetchLoader(teaches, "cpu"))
+    assert teaches.sampler.policy.log_weight.any()
+
+
+def test_zipped_loaders_each_learn_from_their_own_batches():
+    loaders, model = (make(method="bs"), make(method="bs", seed=2)), net()
+    for loader in loaders:
+        loader.learn(model)
+    for pair in zip(*loaders, strict=True):
+        steps(model, pair)
+    for loader in loaders:
+        assert loader.sampler.policy.log_weight.any()
+        loader.learn(None)
+
+
+def test_the_first_batch_alone():
+    loader, model = make(method="bs"), net()
+    loader.learn(model)
+    batch = next(iter(loader))
+    steps(model, [batch])
+    loader.learn(None)
+    plain = make(method="bs")
+    other = net()
+    with plain.feedback(other, next(iter(plain))):
+        steps(other, [batch])
+
+
+# --- transforms that change edges ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["plain", "snapshot"])
+def test_edges_that_were_not_drawn_teach_nothing(estimator):
+    """`ToUndirected` adds edges that estimate no sum: layers see the batch as it is, and a warning says so once."""
+    loader, model, plain = make(transform=ToUndirected(), estimator=estimator), net(), net()
+    loader.learn(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for batch in loader:
+            assert batch.is_undirected()
+            out = model(batch.x, batch.edge_index)
+            assert torch.allclose(out, plain(batch.x, batch.edge_index), atol=1e-5)
+            out.sum().backward()
+    assert len({str(w.message) for w in said if "transform" in str(w.message)}) == 1
+    assert float(loader.sampler.policy.square.std()) == 0
+
+
+def test_self_loops_and_other_changes_teach():
+    loader, model = make(transform=Compose([AddSelfLoops()])), net()
+    loader.learn(model)
+    for _ in range(2):
+        steps(model, loader)
+    assert float(loader.sampler.policy.square.std()) > 0
+
+
+@pytest.mark.parametrize("estimator", ["plain", "snapshot"])
+def test_the_datas_own_ids_mislead_nothing(estimator):
+    """The snapshot looked up the data's own `n_id` as if they were places."""
+    named = messy_data()
+    named.n_id, named.e_id = torch.arange(60).flip(0), torch.arange(900).flip(0)
+    loaders, models = (make(estimator=estimator), make(named, estimator=estimator)), (net(), net())
+    losses = []
+    for loader, model in zip(loaders, models, strict=True):
+        loader.learn(model)
+        losses.append([loss for _ in range(2) for loss in steps(model, loader)])
+    assert losses[0] == losses[1]
+
+
+# --- NodeLoader and Lightning ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["plain", "snapshot"])
+def test_node_loader_is_as_good_as_the_loader(estimator):
+    """The same draws, scales, updates and snapshots, epoch by epoch."""
+    data = messy_data()
+    loader, model = make(data, shuffle=False, estimator=estimator), net()
+    sampler, other = AdaptiveSampler(data, [3, 2], seed=1, estimator=estimator), net()
+    theirs = NodeLoader(data, sampler, batch_size=8, transform=sampler.attach)
+    loader.learn(model)
+    sampler.learn(other)
+    for _ in range(3):
+        assert steps(model, loader) == steps(other, theirs)
+    assert torch.equal(loader.sampler.policy.square, sampler.sampler.policy.square)
+    assert (sampler._snapshots is not None) == (estimator == "snapshot")
+
+
+def test_a_snapshot_behind_node_loader_is_renewed_once_per_epoch(monkeypatch):
+    data = messy_data()
+    sampler, model = AdaptiveSampler(data, [3, 2], seed=1), net()
+    sampler.learn(model)
+    made, plain = [], sampler._snapshots.renew
+    monkeypatch.setattr(sampler._snapshots, "renew", lambda: made.append(1) or plain())
+    for _ in range(4):
+        steps(model, NodeLoader(data, sampler, batch_size=8, shuffle=True, transform=sampler.attach))
+    assert len(made) == 4
+    made.clear()
+    drawn = torch.utils.data.RandomSampler(range(60), replacement=True, num_samples=600)
+    steps(model, NodeLoader(data, sampler, batch_size=8, sampler=drawn, transform=sampler.attach))
+    assert 8 <= len(made) <= 12  # ten epochs' worth of seeds, though a seed comes again in nearly every batch
+
+
+def test_lightning_node_data_has_the_snapshot(tmp_path):
+    L = pytest.importorskip("lightning")
+    from torch_geometric.data.lightning import LightningNodeData
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Node(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.losses = net(), []
+
+        def forward(self, x, edge_index):
+            return self.net(x, edge_index)
+
+        def training_step(self, batch, batch_idx):
+            out = self(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            self.losses.append(float(loss.detach()))
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = messy_data()
+    sampler, model = AdaptiveSampler(data, [3, 2], seed=1), Node()
+    nodes = LightningNodeData(
+        data, input_train_nodes=torch.arange(60), loader="custom", node_sampler=sampler, transform=sampler.attach,
+        batch_size=8, num_workers=0,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(
+            max_epochs=3, callbacks=[callback(sampler)], accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(model, datamodule=nodes)
+    assert len(model.losses) == 24 and float(sampler.sampler.policy.square.std()) > 0
