@@ -159,6 +159,31 @@ def test_a_snapshot_behind_node_loader_is_renewed_once_per_epoch(monkeypatch):
     assert 8 <= len(made) <= 12  # ten epochs' worth of seeds, though a seed comes again in nearly every batch
 
 
+@pytest.mark.parametrize("stop", [3, 8, 11])
+def test_an_adaptive_sampler_goes_on(stop):
+    """What it learned, what it remembers and where the epoch is, within it or at its end."""
+    data = messy_data()
+    order = [*range(60), *range(59, -1, -1), *range(60)]
+
+    def run(sampler, model, first, last):
+        batches = [order[at : at + 8] for at in range(0, 180, 8)][first:last]
+        return steps(model, NodeLoader(data, sampler, batch_sampler=batches, transform=sampler.attach))
+
+    whole, model = AdaptiveSampler(data, [3, 2], seed=1), net()
+    whole.learn(model)
+    losses = run(whole, model, 0, 16)
+    first, start = AdaptiveSampler(data, [3, 2], seed=1), net()
+    first.learn(start)
+    assert run(first, start, 0, stop) == losses[:stop]
+    rest = AdaptiveSampler(data, [3, 2], seed=1)
+    rest.load_state_dict(first.state_dict())
+    first.learn(None)
+    rest.learn(start)
+    assert run(rest, start, stop, 16) == losses[stop:]
+    rest.load_state_dict(whole.sampler.state_dict())  # as 0.1 kept it
+    assert int(rest.sampler.step) == 16
+
+
 def test_lightning_node_data_has_the_snapshot(tmp_path):
     L = pytest.importorskip("lightning")
     from torch_geometric.data.lightning import LightningNodeData

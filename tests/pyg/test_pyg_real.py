@@ -88,7 +88,7 @@ def test_lightning_node_data(tmp_path):
     saved = torch.load(tmp_path / "step=10.ckpt", weights_only=True)["callbacks"]["adahop"]
     again, nodes = make()
     assert len(lightning_run(tmp_path, again, None, data=nodes, ckpt=tmp_path / "step=10.ckpt")) == 6
-    assert again.sampler.step == 16 and saved["step"] == 10
+    assert again.sampler.step == 16 and saved["sampler"]["step"] == 10
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):

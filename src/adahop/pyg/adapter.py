@@ -103,8 +103,20 @@ class AdaptiveSampler(Learner, BaseSampler):
         return self._hand_out(weigh(batch, self._drawn), self._drawn)
 
     def state_dict(self) -> dict[str, Any]:
+        """What was learned and remembered, and how far the epoch is; where its loader stands is not known."""
         self._take_back()
-        return copy.deepcopy(self.sampler.state_dict())
+        return {
+            "sampler": copy.deepcopy(self.sampler.state_dict()),
+            "snapshots": self._found if self._snapshots is None else self._snapshots.state(),
+            "seen": self._seen.clone(),
+            "since": self._since,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sampler.load_state_dict(state)
+        """Go back to a `state_dict` of a sampler over the same data; one of 0.1 has what was learned alone."""
+        if "sampler" not in state:
+            self.sampler.load_state_dict(state)
+            return
+        self.sampler.load_state_dict(state["sampler"])
+        self._seen, self._since, self._found = state["seen"].clone(), state["since"], state["snapshots"]
+        self._remember(None if self._snapshots is None else self._snapshots.model)

@@ -6,13 +6,18 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from torch_geometric.sampler import BaseSampler
+from torch import nn
+from torch_geometric.data import Data
 
 from adahop.checks import InputError
+from adahop.pyg.adapter import AdaptiveSampler
+from adahop.pyg.loader import AdaptiveNeighborLoader
 from adahop.pyg.logging import stats
 
 
-def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 50) -> Any:
+def callback(
+    learner: AdaptiveNeighborLoader | AdaptiveSampler, log: Callable[..., None] | None = None, every: int = 50
+) -> Any:
     """A callback for `Trainer(callbacks=[...])`; `learner` is the loader, or the AdaptiveSampler of LightningNodeData.
 
     `log` (a CSVLog or TensorBoardLog) gets the `stats` of every `every`-th batch. What was learned is part of
@@ -25,21 +30,23 @@ def callback(learner: Any, log: Callable[..., None] | None = None, every: int = 
 
         state_key = "adahop"  # its name in a checkpoint
 
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
+        def on_train_batch_start(
+            self, trainer: object, module: nn.Module, batch: Data, batch_idx: int, *args: object
+        ) -> None:
             learner._attend_to(module, batch)
 
         def on_train_batch_end(
-            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any
+            self, trainer: object, module: nn.Module, outputs: object, batch: Data, batch_idx: int, *args: object
         ) -> None:
             learner._take_back()
             if log is not None and batch_idx % every == 0:
                 log(getattr(trainer, "global_step", batch_idx), **stats(batch))
 
-        def on_train_end(self, trainer: Any, module: Any) -> None:
+        def on_train_end(self, trainer: object, module: nn.Module) -> None:
             learner.learn(None)
 
         def state_dict(self) -> dict[str, Any]:
-            return learner.state_dict() if isinstance(learner, BaseSampler) else {}
+            return learner.state_dict() if isinstance(learner, AdaptiveSampler) else {}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             learner.load_state_dict(state)

@@ -91,7 +91,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         transform_sampler_output: Callable[[SamplerOutput], SamplerOutput] | None = None,
         sampler: NeighborSampler | Iterable[int] | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
-        neighbor_sampler: Any = None,
+        neighbor_sampler: object = None,
         input_id: Tensor | None = None,
         generator: torch.Generator | None = None,
         pin_memory: bool = False,

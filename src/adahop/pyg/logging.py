@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import importlib
 from pathlib import Path
-from typing import Any
+
+from torch_geometric.data import Data
 
 from adahop.checks import InputError
 
 
-def stats(batch: Any) -> dict[str, float]:
+def stats(batch: Data) -> dict[str, float]:
     """Size of a batch, share of its edges left to chance, and how even their scale is.
 
     `scale_max` is the largest scale, `even` is (mean scale)^2 / mean scale^2 of the edges left to chance: 1 where all
