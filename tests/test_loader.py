@@ -161,3 +161,16 @@ def test_refusals():
             Loader(data, sampler, **options)
     with pytest.raises(InputError, match=r"`data\.x` must have a row for each of the 240 nodes, got 3"):
         Loader(Data(x=torch.zeros(3, 1)), sampler)
+
+
+def test_a_state_of_another_batch_size():
+    data = toy_data()
+    loader = Loader(data, adahop.make("graphsage", data.graph, [2]), batch_size=50)
+    next(iter(loader))
+    state = loader.state_dict()
+    other = Loader(data, adahop.make("graphsage", data.graph, [2]), batch_size=60)
+    with pytest.raises(InputError, match="`batch_size` must be 50 to go on within the epoch of this state, got 60"):
+        other.load_state_dict(state)
+    other.load_state_dict({k: v for k, v in state.items() if k != "batch_size"})  # as 0.1 kept it
+    with pytest.raises(InputError, match="`state` must be the `state_dict` of a Loader"):
+        other.load_state_dict({"taken": 1})

@@ -191,7 +191,15 @@ class Batches(Generic[Own, Drawn]):
         taken = 0 if epoch is None else epoch.taken
         ahead = [self.pack(f.result()) for f in epoch.waiting] if epoch is not None and taken else []
         pending = [([tuple(b) for b in blocks], energy) for blocks, energy in self.sampler._pending or ()]
-        return {"taken": taken, "ahead": ahead, "pending": pending}
+        return {"taken": taken, "ahead": ahead, "pending": pending, "batch_size": self.batch_size}
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Within an epoch, batches of another size would leave seeds out or repeat them."""
+        size = state.get("batch_size", self.batch_size)  # 0.1 kept none
+        if state["taken"] and size != self.batch_size:
+            raise InputError(
+                f"`batch_size` must be {size} to go on within the epoch of this state, got {self.batch_size}"
+            )
 
     def go_on(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from a `position`; load the sampler's state first."""
@@ -286,8 +294,9 @@ class Loader(Batches[Sampler, list[Block]]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there; load the sampler's state as well."""
-        if not isinstance(state, dict) or state.keys() != set(STATE):
+        if not isinstance(state, dict) or not state.keys() >= set(STATE):
             raise KindError(f"`state` must be the `state_dict` of a Loader, got {type(state).__name__}")
+        self.check(state)
         self.go_on(state)
 
     def batch(self, blocks: list[Block]) -> Data:

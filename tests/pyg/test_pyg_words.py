@@ -342,4 +342,4 @@ def test_our_own_loader_with_two_iterators(prefetch):
     loader = adahop.Loader(data, adahop.make("bs", data.graph, [2]), data.train_mask, 400, prefetch=prefetch)
     for one, other in zip(loader, loader, strict=True):
         assert not torch.equal(one.n_id, other.n_id)
-    assert loader.sampler._pending is None and loader.state_dict() == {"taken": 0, "ahead": [], "pending": []}
+    assert loader.sampler._pending is None and loader.state_dict()["taken"] == 0

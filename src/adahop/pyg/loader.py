@@ -250,7 +250,6 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             "sampler": copy.deepcopy(self.sampler.state_dict()),
             "snapshots": self._found if self._snapshots is None else self._snapshots.state(),
             "epoch": 0 if self._epoch is None else self._epoch.number,
-            "batch_size": self.batch_size,
             "nodes": self.nodes.numel(),
             "seed": self.sampler.seed,
             "parts": self._parts if position["taken"] else None,
@@ -261,10 +260,12 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         """Go back to a `state_dict` of a loader over the same data with the same options."""
         if not isinstance(state, dict) or not state.keys() >= NEEDED:
             raise KindError(f"`state` must be the `state_dict` of such a loader, got {type(state).__name__}")
-        for name, own in (("batch_size", self.batch_size), ("nodes", self.nodes.numel())):
-            if state["taken"] and state.get(name, own) != own:
-                what = "`batch_size`" if name == "batch_size" else "the number of `input_nodes`"
-                raise InputError(f"{what} must be {state[name]} to go on within the epoch of this state, got {own}")
+        self.check(state)
+        many, own = state.get("nodes", self.nodes.numel()), self.nodes.numel()
+        if state["taken"] and many != own:
+            raise InputError(
+                f"the number of `input_nodes` must be {many} to go on within the epoch of this state, got {own}"
+            )
         self.sampler.load_state_dict(state["sampler"])
         self.sampler.seed = state.get("seed", self.sampler.seed)
         self._found = state["snapshots"]
