@@ -26,10 +26,11 @@ import numpy as np
 import torch
 
 import adahop
+from adahop.capture import steps
 from adahop.graph import Graph
 from adahop.mapped import Folder
 from adahop.run import Run
-from adahop.train import Config, evaluate, on_disk, train_step
+from adahop.train import Config, evaluate
 
 CHUNK = 1 << 24
 GROUPS = Path("/sys/fs/cgroup")
@@ -106,9 +107,10 @@ class Held(Graph):
 
 def steps_of(run: Run, many: int) -> dict[str, float]:
     began, done, nodes, loss = time.perf_counter(), 0, 0, 0.0
+    step = steps(run)
     while done < many:
-        for batch in run.loader:
-            loss = float(train_step(run.model, run.sampler, run.optimizer, batch))
+        for batch in step:
+            loss = float(step(batch))
             done, nodes = done + 1, nodes + batch.num_nodes
             if done == many:
                 break
@@ -149,8 +151,7 @@ def child(args: argparse.Namespace) -> None:
         out["train"] = steps_of(run, args.steps)
         if not args.memory and not args.steps_only:
             began = time.perf_counter()
-            with on_disk(config.state):
-                out["scores"] = evaluate(run.model, data, run.sampler.graph)
+            out["scores"] = evaluate(run.model, data, run.sampler.graph)
             out["evaluate_s"] = time.perf_counter() - began
     out["peak_anonymous_mib"] = peak.value / 2**20
     out["state_mib"] = sum(b.numel() * b.element_size() for b in run.sampler.buffers()) / 2**20

@@ -32,7 +32,7 @@ import torch
 import adahop
 from adahop.checkpoint import Checkpoints, read
 from adahop.checks import InputError
-from adahop.cli.resume import Kept
+from adahop.cli.resume import Stopped
 from adahop.convert import convert
 from adahop.datasets import load
 from adahop.graph import Graph
@@ -72,7 +72,7 @@ def make_all(home: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
         "graph.npz": (home / "graph.npz", Graph.load),
         "data.pt": (home / "data.pt", load),
         "checkpoint": (home / "run.ckpt", read),
-        "config.json": (home / "config.json", lambda path: Kept(str(path.parent))),
+        "config.json": (home / "config.json", lambda path: Stopped(str(path.parent))),
         "edges.csv": (parts[0], lambda path: convert([str(path), str(parts[1]), str(parts[2])], home / "o.npz")),
         "features.npy": (parts[1], lambda path: convert([str(parts[0]), str(path), str(parts[2])], home / "o.npz")),
         "features.csv": (

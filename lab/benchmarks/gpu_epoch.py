@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import adahop
-from adahop import capture, ops, train
+from adahop import capture, ops
 from adahop.config import Config
 from adahop.graph import Graph
 from adahop.ops import Exp3Rule, Odds, Scratch, Sight, TrackRule, Weights, random
@@ -201,7 +201,7 @@ def epoch_seconds(
         torch.manual_seed(0)
         run = Run(data, config, 0)
         assert run.features is not None
-        steps = capture.DeviceSteps(run, train.train_step, captured)
+        steps = capture.DeviceSteps(run, captured)
         seconds, losses = [], []
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -422,7 +422,7 @@ def cached(data: Any) -> dict[str, Any]:
             config = Config(method="bs", arch="plain", half=True, cache=share, batch_size=1024, hidden=256, dropout=0.0,  # noqa: B023
                             device=DEV)  # fmt: skip
             run = Run(data, config, 0)
-            steps = capture.DeviceSteps(run, train.train_step, True)
+            steps = capture.DeviceSteps(run, True)
             seconds = []
             for _ in range(3):
                 torch.cuda.synchronize()

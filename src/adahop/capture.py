@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from torch import Tensor
 from adahop.block import Block, Seeds
 from adahop.features import Features
 from adahop.samplers.loop import sample
+from adahop.step import Steps, train_step
+
+if TYPE_CHECKING:
+    from adahop.run import Run
 
 WARM = 2  # steps run as they are before the first capture: kernels compile, optimizers make their state
 
@@ -39,6 +43,7 @@ class Batch(NamedTuple):
     blocks: list[Block]
     features: Features
     y: Tensor
+    x: None = None  # features are read from the table
 
 
 class Targets(NamedTuple):
@@ -52,7 +57,7 @@ class Targets(NamedTuple):
         return self.batch_size
 
 
-class Recorded(NamedTuple):
+class CapturedStep(NamedTuple):
     """A captured step: fill `seeds`, replay, read `loss`."""
 
     graph: Any
@@ -60,13 +65,13 @@ class Recorded(NamedTuple):
     loss: Tensor
 
 
-class DeviceSteps:
+class DeviceSteps(Steps):
     """The steps of a run whose sampler draws blocks of a fixed shape: iterate for seeds, call with them for a loss."""
 
-    def __init__(self, run: Any, train_step: Callable[..., Tensor], capture: bool):
-        self.run, self.train_step, self.capture = run, train_step, capture
-        self.nodes = run.loader.nodes
-        self.recorded: dict[int, Recorded] = {}
+    def __init__(self, run: Run, capture: bool):
+        super().__init__(run)
+        self.capture, self.nodes = capture, run.loader.nodes
+        self.recorded: dict[int, CapturedStep] = {}
         self.done: dict[int, int] = {}
         self.stream = torch.cuda.Stream() if capture else None
 
@@ -94,11 +99,12 @@ class DeviceSteps:
         with torch.no_grad():
             blocks = sample(run.sampler, Seeds(seeds), run.padded)
             run.sampler.step += 1
+        assert run.features is not None
         batch = Batch(blocks, run.features, run.data.y[seeds])
         with torch.autograd.set_multithreading_enabled(False):  # one device: handing over to its thread only costs
-            loss = self.train_step(run.model, run.sampler, run.optimizer, batch)
-        for memory in run.model.memories.values():
-            memory.settle()
+            loss = train_step(run.model, run.sampler, run.optimizer, batch)
+        for how in run.model.sums_kept():
+            how.settle()
         return loss
 
     def aside(self, seeds: Tensor) -> Tensor:
@@ -125,7 +131,7 @@ class DeviceSteps:
             self.run.optimizer.zero_grad(set_to_none=True)
             _restore(chance)
             return False
-        self.recorded[size] = Recorded(graph, seeds, loss)
+        self.recorded[size] = CapturedStep(graph, seeds, loss)
         return True
 
 
@@ -137,20 +143,20 @@ def _restore(chance: Tensor) -> None:
     torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
-def attach(run: Any, train_step: Callable[..., Tensor]) -> DeviceSteps | None:
-    """The device's own steps where the sampler can draw in a fixed shape, else None; captured unless told not to."""
+def steps(run: Run) -> Steps:
+    """The steps of a run: on the device where its sampler can draw in a fixed shape, captured unless told not to."""
     wanted, cuda = run.config.capture, run.config.device.startswith("cuda")
     why = None
     if not cuda:
         why = "it needs a CUDA device"
     elif run.features is None:
         why = "its method has no fixed fan-out, or Triton is not there"
-    elif getattr(run.sampler, "policy", None) is not None and run.sampler.policy.syncs:
+    elif run.sampler.syncs:
         why = "its policy reads from the device at every step"
-    elif not all(memory.shaped for memory in run.model.memories.values()):
+    elif not all(how.shaped for how in run.model.sums_kept()):
         why = "its estimator reads all neighbours of every target, as many as they are"
     if why and wanted:
         warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {why}", stacklevel=2)
     if run.features is None:
-        return None
-    return DeviceSteps(run, train_step, capture=why is None and wanted is not False)
+        return Steps(run)
+    return DeviceSteps(run, capture=why is None and wanted is not False)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adahop.checks import InputError, KindError, function
 from adahop.records import write_whole
+from adahop.seams import NodeData
 
 MARK = b"adahop checkpoint 1\n"  # the end of every file; before it come what torch saved and the checksum
 DIGEST = 32
@@ -190,7 +191,7 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def content_hash(data: Any) -> str:
+def content_hash(data: NodeData) -> str:
     """Identifies the data of a run: graph, features, labels and splits."""
     h = hashlib.blake2b(data.graph.hash().encode(), digest_size=16)
     for name in ("x", "y", "train_mask", "val_mask", "test_mask"):

@@ -9,7 +9,7 @@ import torch
 
 from adahop import models
 from adahop.checks import InputError, between, count, one_of
-from adahop.methods import METHODS
+from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.base import check_sizes
 from adahop.sum import ESTIMATORS
 
@@ -46,9 +46,6 @@ class Config:
         one_of(self.model, models.MODELS, "model")
         one_of(self.arch, ("plain", "residual"), "arch")
         preset = METHODS[one_of(self.method, METHODS, "method")]
-        if self.model not in preset.models:
-            known = ", ".join(preset.models)
-            raise InputError(preset.why_not or f"`model` must be one of {known} for {self.method}, got {self.model}")
         object.__setattr__(self, "sizes", tuple(check_sizes(self.sizes)))
         for name, low in (("hidden", 1), ("epochs", 1), ("batch_size", 1), ("patience", 0), ("prefetch", 0)):
             count(getattr(self, name), low, name)
@@ -65,6 +62,39 @@ class Config:
         one_of(str(self.device).split(":")[0], ("cpu", "cuda"), "device")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
+        self._combines(preset)
+
+    def _combines(self, preset: Method) -> None:
+        """The parts fit each other; what does not is refused here, before anything is loaded."""
+        if self.model not in preset.models:
+            known = ", ".join(preset.models)
+            raise InputError(preset.why_not or f"`model` must be one of {known} for {self.method}, got {self.model}")
+        weights = models.MODELS[self.model].weights
+        method = preset.on(weights)
+        check_options(method, self.method_options)
+        why = refusal(self.estimator or method.estimator, self.model, weights)
+        if why is not None:
+            raise InputError(why)
+        with torch.device("meta"):  # the model's own checks, without its memory
+            models.make(
+                self.model, 1, self.hidden, 1, layers=len(self.sizes), arch=self.arch, dropout=self.dropout,
+                **self.model_options,
+            )  # fmt: skip
+        if self.partition is not None:
+            self._combines_with_parts(preset)
+
+    def _combines_with_parts(self, preset: Method) -> None:
+        estimator = self.estimator or preset.on(OTHER).estimator
+        if estimator != "plain":
+            raise InputError(f"`estimator` must be plain with `partition`, as memories hold all nodes, got {estimator}")
+        if part(preset, self.method_options, "policy") is None or self.method_options.get("budget"):
+            kinds = ", ".join(
+                m.name for m in METHODS.values() if part(m, {}, "policy") and m.on(OTHER).estimator == "plain"
+            )
+            got = f"{self.method} with `budget`" if self.method_options.get("budget") else self.method
+            raise InputError(f"`method` must be one of {kinds}, without `budget`, with `partition`, got {got}")
+        if self.device != "cpu":
+            raise InputError(f"`device` must be cpu with `partition`, got {self.device}")
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "sizes": list(self.sizes)}

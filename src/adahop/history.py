@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop import ops
-from adahop.checks import InputError, count, in_range
+from adahop.checks import InputError, count, in_range, of_kind
 from adahop.graph import Graph
 from adahop.storage import MEMORY, Storage
 
@@ -29,6 +29,7 @@ class History(nn.Module):
             raise InputError(f"`dtype` must be float32 or float16, got {dtype}")
         self.scratch = ops.Scratch()
         self.seen: list[tuple[Tensor, Tensor]] | None = None  # where it is a list, it gets what is pushed
+        of_kind(storage, Storage, "storage")
         self.register_buffer("value", storage.zeros(num_nodes, width, dtype=dtype), persistent=False)
 
     @torch.no_grad()

@@ -1,4 +1,10 @@
-"""The one list: a method's name, and the sampler, policy, draw and estimator behind it."""
+"""The one list: a method's name, and the sampler, policy, draw and estimator behind it; and what combines with what.
+
+Policy x draw x estimator x model x device: every combination is accepted, or refused in one sentence before anything is
+loaded (`Config` asks `refusal`). Parts say what they need and what they offer, and nothing asks for a part by its name:
+a model says how its weights come about (`weights`), a policy what it has to know of the model (`needs`).
+docs/combinations.md lists what is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from adahop import ops
 from adahop.checks import InputError, one_of, room_for
 from adahop.graph import Graph
 from adahop.policies import POLICIES
@@ -14,6 +21,10 @@ from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor
 from adahop.storage import MEMORY, Storage
 
 Build = Callable[..., Sampler]
+
+# how a model's weights a_ij come about: the graph's own; a softmax of s_i + t_j, one number per end and head; a softmax
+# of a score that needs both ends together; or unknown, as in a model that is not ours
+FIXED, ENDS, PAIRS, OTHER = "fixed", "ends", "pairs", "other"
 
 
 @dataclass(frozen=True)
@@ -30,26 +41,36 @@ class Method:
     why_not: str = ""  # one sentence for the models left out
     needs: tuple[str, ...] = ()  # options that come with the data: "features" is its x
     estimator: str = "plain"  # what the model remembers, see `adahop.sum`
-    instead: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that differ for a model, by its name
+    instead: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that differ, by a model's `weights`
 
-    def on(self, model: str) -> Method:
-        """The preset as it is for a model: what applies there."""
-        return replace(self, **self.instead.get(model, {}))
+    def on(self, weights: str) -> Method:
+        """The preset as it is for models with such weights."""
+        return replace(self, **self.instead.get(weights, {}))
 
 
-def node_wise(graph: Graph, sizes: Sequence[int], seed: int = 0, policy: str = "uniform", draw: str = "multinomial",
-              budget: bool = False, storage: Storage = MEMORY, **options: Any) -> NeighborSampler:  # fmt: skip
+def node_wise(
+    graph: Graph,
+    sizes: Sequence[int],
+    seed: int = 0,
+    policy: str = "uniform",
+    draw: str = "multinomial",
+    budget: bool = False,
+    storage: Storage = MEMORY,
+    **options: Any,
+) -> NeighborSampler:
     """Any policy with any draw; what is left of the options is the policy's."""
     kind = POLICIES[one_of(policy, POLICIES, "policy")]
-    takes = inspect.signature(kind.__init__).parameters
-    known = [p for p in takes if p not in ("self", "graph", "layers", "storage")]
-    for name in options:
-        if name not in known:
-            raise InputError(f"an option of policy '{policy}' must be one of {known or 'none'}, got '{name}'")
     sampler = NeighborSampler(graph, sizes, None, draw, seed, budget, storage)
-    sampler.policy = kind(graph, len(sampler.sizes), **placed(storage, takes, f"policy '{policy}'"), **options)
+    place = placed(storage, inspect.signature(kind.__init__).parameters, f"policy '{policy}'")
+    sampler.policy = kind(graph, len(sampler.sizes), **place, **options)
     sampler.policy.prepare(draw, sampler.fan_out)
     return sampler
+
+
+def policy_options(policy: str) -> list[str]:
+    """What a policy takes by name."""
+    takes = inspect.signature(POLICIES[policy].__init__).parameters
+    return [p for p in takes if p not in ("self", "graph", "layers", "storage")]
 
 
 def placed(storage: Storage, takes: Mapping[str, Any], what: str) -> dict[str, Storage]:
@@ -61,10 +82,6 @@ def placed(storage: Storage, takes: Mapping[str, Any], what: str) -> dict[str, S
     return {"storage": storage}
 
 
-OTHER = "other"  # a model that is not ours, such as one of PyG's layers
-REMEMBERED = ("gcn", "sage", "gat")
-WHY_NOT = "`model` must be gcn, sage or gat for {}: GeniePath's scores need both ends of every edge, got geniepath"
-
 METHODS: dict[str, Method] = {
     m.name: m
     for m in [
@@ -72,8 +89,8 @@ METHODS: dict[str, Method] = {
                "node, plus 8 per head); 8 per node and hidden unit (gat: 4)", node_wise,
                {"policy": "tracked", "draw": "systematic"},
                estimator="exact+snapshot", instead={
-                   "gat": {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},
-                   "geniepath": {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
+                   ENDS: {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},
+                   PAIRS: {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
         Method("bs", "node-wise", True, "4 bytes per edge and 8 per node, per layer", node_wise, {"policy": "exp3"}),
         Method("bs.m", "node-wise", True, "4 bytes per edge and 8 per node, per layer", node_wise,
@@ -83,8 +100,7 @@ METHODS: dict[str, Method] = {
         Method("thanos.m", "node-wise", False, "4 bytes per edge and 12 per node, per layer", node_wise,
                {"policy": "thanosm", "draw": "depround"}),
         Method("s-gcn", "node-wise", True, "4 bytes per node and hidden unit", node_wise,
-               {"policy": "uniform", "draw": "systematic"}, REMEMBERED, WHY_NOT.format("s-gcn"),
-               estimator="exact+history"),
+               {"policy": "uniform", "draw": "systematic"}, estimator="exact+history"),
         Method("labor", "node-wise", True, "none", Labor),
         Method("cluster-gcn", "subgraph", False, "20 bytes per node", ClusterGCN),
         Method("graphsaint", "subgraph", False, "4 bytes per edge and 4 per node", GraphSAINT),
@@ -109,11 +125,52 @@ def make(
     [1]
     """
     preset = METHODS[one_of(method, METHODS, "method")]
-    merged = {**preset.options, **options}
-    known = inspect.signature(preset.build).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        for name in options:
-            one_of(name, [p for p in known if p not in ("graph", "sizes", "seed", "storage")], f"{method}'s option")
-    merged.update(placed(storage, known, f"method '{method}'"))
+    check_options(preset, options)
+    place = placed(storage, inspect.signature(preset.build).parameters, f"method '{method}'")
     with room_for(f"the state of method '{method}'"):
-        return preset.build(graph, sizes, seed=seed, **merged)
+        return preset.build(graph, sizes, seed=seed, **{**preset.options, **options}, **place)
+
+
+# --- what combines with what -----------------------------------------------------------------------------------------
+
+
+def part(method: Method, options: Mapping[str, Any], name: str) -> Any:
+    """The policy or the draw that a method has with these options; None where it has no such part."""
+    takes = inspect.signature(method.build).parameters
+    own = takes[name].default if name in takes else None
+    return options.get(name, method.options.get(name, own))
+
+
+def check_options(method: Method, options: Mapping[str, Any]) -> None:
+    """Every option is one of the method's, or of its policy's; the parts that are named exist."""
+    takes = inspect.signature(method.build).parameters
+    ours = ("graph", "sizes", "seed", "storage")
+    known = [name for name, p in takes.items() if p.kind is not p.VAR_KEYWORD and name not in ours]
+    policy, draw = part(method, options, "policy"), part(method, options, "draw")
+    if policy is not None:
+        one_of(policy, POLICIES, "policy")
+    if draw is not None:
+        one_of(draw, ops.DRAWS, "draw")
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    for name in options:
+        if open_ended and policy is not None and name not in known and name not in policy_options(policy):
+            own = policy_options(policy)
+            raise InputError(f"an option of policy '{policy}' must be one of {own or 'none'}, got '{name}'")
+        if not open_ended:
+            one_of(name, known, f"{method.name}'s option")
+
+
+def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a method with these options has to be told of the data and the model."""
+    policy = part(method, options, "policy")
+    return (*method.needs, *(POLICIES[policy].needs if policy in POLICIES else ()))
+
+
+def refusal(estimator: str, model: str, weights: str) -> str | None:
+    """Why parts do not combine, in one sentence; None where they do. Policies and draws combine with everything."""
+    if "scores" in estimator.split("+") and weights == FIXED:
+        return (
+            f"`estimator` must not remember scores for model {model}, whose weights are the graph's own and need no "
+            f"normaliser, got {estimator}"
+        )
+    return None

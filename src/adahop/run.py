@@ -19,11 +19,12 @@ from adahop.config import Config
 from adahop.distributed import team
 from adahop.features import Features
 from adahop.loader import Loader
-from adahop.mapped import on_disk
-from adahop.methods import METHODS, OTHER
+from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
 from adahop.samplers import Sampler
 from adahop.samplers.loop import Padded
+from adahop.seams import NodeData
+from adahop.step import Steps
 from adahop.storage import storage_in
 from adahop.sum import Sum
 
@@ -87,22 +88,21 @@ class Average:
                 mean.data, p.data = p.data, mean.data
 
 
-def assemble(data: Any, config: Config, seed: int, remembers: bool = True) -> tuple[models.GNN, Sampler]:
+def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) -> tuple[models.GNN, Sampler]:
     """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
     model = models.make(
         config.model, data.x.shape[1], config.hidden, data.classes, layers=len(config.sizes), arch=config.arch,
         dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
-    known = {"features": data.x}
-    method = METHODS[config.method].on(config.model if remembers else OTHER)
-    options = {**method.options, **{k: known[k] for k in method.needs}, **config.method_options}
-    if options.get("policy") == "attended":
-        options.setdefault("heads", getattr(model.convs[0], "heads", 1))
+    method = METHODS[config.method].on(model.weights if remembers else OTHER)
+    known = {"features": data.x, **model.facts()}
+    told = {k: known[k] for k in needs(method, config.method_options)}
+    options = {**method.options, **told, **config.method_options}
     storage = storage_in(config.state)
     sampler = make_sampler(config.method, graph, config.sizes, seed, storage, **options).to(config.device)
     dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
-    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype)
+    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype, storage=storage)
     return model, sampler
 
 
@@ -118,16 +118,15 @@ def device_features(x: torch.Tensor, sampler: Sampler, config: Config) -> Featur
 class Run:
     """The parts of one training, built from a config and a seed; `train` moves it on, an epoch at a time."""
 
-    def __init__(self, data: Any, config: Config, seed: int):
+    def __init__(self, data: NodeData, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, data.to(config.device)
         self.team = team(self.data)
         if not self.team.total(float(self.data.val_mask.sum()))[0]:
             raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")
-        kind = config.model if self.team.remembers else OTHER
+        kind = models.MODELS[config.model].weights if self.team.remembers else OTHER
         self.team.allow(config.estimator or METHODS[config.method].on(kind).estimator)
-        with on_disk(config.state):
-            self.model, sampler = assemble(self.data, config, seed, self.team.remembers)
+        self.model, sampler = assemble(self.data, config, seed, self.team.remembers)
         self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}
@@ -143,7 +142,7 @@ class Run:
         self.loader = Loader(rows, self.sampler, nodes, config.batch_size, prefetch=config.prefetch, lean=lean)
         self.average = Average(self.model, config.average)
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
-        self.steps: Any = None  # the device's own, see `capture`
+        self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
         self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds

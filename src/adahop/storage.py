@@ -33,6 +33,12 @@ class Storage:
             return torch.from_numpy(np.zeros(shape, np.int32))  # pages that are never touched take no memory
         return torch.full(shape, value, dtype=dtype, device=device)
 
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Room that is filled right after."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
     def zeros(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
         return self.full(shape, 0, dtype, device)
 
@@ -64,13 +70,24 @@ class Files(Storage):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        if torch.device(device).type != "cpu" or size < self.least:
-            return super().full(shape, value, dtype, device)
-        out = scratch(self.folder, tuple(shape), dtype)
-        for rows in out.view(-1).split(PIECE) if value else ():
+        out = self.empty(shape, dtype, device)
+        for rows in out.view(-1).split(PIECE):
             rows.fill_(value)
         return out
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if torch.device(device).type != "cpu" or size < self.least:
+            return super().empty(shape, dtype, device)
+        return scratch(self.folder, tuple(shape), dtype)
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if torch.device(device).type != "cpu" or size < self.least:
+            return super().full(shape, 0, dtype, device)
+        return self.empty(shape, dtype, device)  # a new file holds zeros, and none of it needs to be written
 
 
 MEMORY = Storage()

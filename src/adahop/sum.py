@@ -22,6 +22,7 @@ from adahop.graph import Graph, OnGraph
 from adahop.history import History
 from adahop.messages import Ends, Messages
 from adahop.ops import segment_max, segment_sum
+from adahop.storage import MEMORY, Storage
 
 ESTIMATORS = (
     "plain",
@@ -110,6 +111,11 @@ class Sum(nn.Module):
         total = values.sum(block, coef, kernel)
         conv.note(lambda: Messages(block, coef, values, kernel if conv.narrows() else None, ends))
         return total
+
+    @property
+    def written(self) -> History | None:
+        """The history that steps write: several processes tell each other its rows. A snapshot is made by all."""
+        return None
 
     def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
         """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
@@ -240,9 +246,9 @@ class ExactSum(Sum):
     sums: Tensor
     weights: Tensor
 
-    def __init__(self, graph: Graph, x: Tensor):
+    def __init__(self, graph: Graph, x: Tensor, storage: Storage = MEMORY):
         super().__init__()
-        self.register_buffer("sums", ops.table(full_sums(graph, x), x), persistent=False)
+        self.register_buffer("sums", ops.table(full_sums(graph, x, storage), x), persistent=False)
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", full_sums(graph, ones), persistent=False)
 
@@ -302,12 +308,18 @@ class Variate(OnGraph, Sum):
     late = True
     noise: Tensor
 
-    def __init__(self, graph: Graph, width: int, kind: str, dtype: torch.dtype, noise: float):
+    def __init__(
+        self, graph: Graph, width: int, kind: str, dtype: torch.dtype, noise: float, storage: Storage = MEMORY
+    ):
         super().__init__()
         self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
-        self.history = History(graph.num_nodes, width, dtype)
+        self.history = History(graph.num_nodes, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
+
+    @property
+    def written(self) -> History | None:
+        return self.history if self.kind == "history" else None
 
     @property
     def trust(self) -> Tensor:
@@ -343,9 +355,17 @@ class ControlVariate(Variate):
     its sums date from the last pass over the whole graph, and the second sum is one row.
     """
 
-    def __init__(self, graph: Graph, width: int, kind: str = "history", dtype=torch.float32, noise: float = 0.0):
-        super().__init__(graph, width, kind, dtype, noise)
-        self.sums = History(graph.num_nodes, width, dtype) if kind == "snapshot" else None
+    def __init__(
+        self,
+        graph: Graph,
+        width: int,
+        kind: str = "history",
+        dtype: torch.dtype = torch.float32,
+        noise: float = 0.0,
+        storage: Storage = MEMORY,
+    ):
+        super().__init__(graph, width, kind, dtype, noise, storage)
+        self.sums = History(graph.num_nodes, width, dtype, storage) if kind == "snapshot" else None
 
     def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
         nodes, h = block.n_id[: block.num_dst], values.rows()
@@ -374,8 +394,16 @@ class AttentionVariate(Variate):
 
     shaped = False
 
-    def __init__(self, graph: Graph, width: int, kind: str = "history", dtype=torch.float32, noise: float = 0.0):
-        super().__init__(graph, width, kind, dtype, noise)
+    def __init__(
+        self,
+        graph: Graph,
+        width: int,
+        kind: str = "history",
+        dtype: torch.dtype = torch.float32,
+        noise: float = 0.0,
+        storage: Storage = MEMORY,
+    ):
+        super().__init__(graph, width, kind, dtype, noise, storage)
         self.waiting: tuple[Tensor, Tensor] | None = None
 
     def total(  # type: ignore[override]
@@ -423,8 +451,8 @@ class AttentionScores(AttentionVariate):
     sum over S of scale w h_j / den. 4 bytes per node and head where a history keeps 4 per unit of width.
     """
 
-    def __init__(self, graph: Graph, heads: int, noise: float = 0.0):
-        super().__init__(graph, heads, "history", torch.float32, noise)
+    def __init__(self, graph: Graph, heads: int, noise: float = 0.0, storage: Storage = MEMORY):
+        super().__init__(graph, heads, "history", torch.float32, noise, storage)
 
     def total(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
@@ -456,6 +484,7 @@ def build(
     widths: Sequence[int],
     dtype: torch.dtype = torch.float32,
     noise: float | Sequence[float] = 0.0,
+    storage: Storage = MEMORY,
 ) -> nn.ModuleDict:
     """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs, all like `conv`."""
     parts = one_of(estimator, ESTIMATORS, "estimator").split("+")
@@ -466,22 +495,22 @@ def build(
         raise InputError(f"`estimator` must not remember scores for a model without attention, got {estimator}")
     memories: dict[str, Sum] = {}
     if "exact" in parts:
-        memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x)
+        memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage)
     for layer, width in list(enumerate(widths))[len(memories) :]:
         if parts[-1] == "scores":
-            memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, dial[layer])
+            memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, dial[layer], storage)
         elif parts[-1] in ("history", "snapshot"):
             kind = AttentionVariate if conv.attends else ControlVariate
-            memories[str(layer)] = kind(graph, width, parts[-1], dtype, dial[layer])
+            memories[str(layer)] = kind(graph, width, parts[-1], dtype, dial[layer], storage)
     return nn.ModuleDict(memories).to(x.device)
 
 
 @torch.no_grad()
-def full_sums(graph: Graph, x: Tensor, rows: int = 1 << 14) -> Tensor:
+def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 << 14) -> Tensor:
     """A x for every node, in chunks."""
     if len(x) != graph.num_nodes:
         raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
-    out = torch.empty_like(x)
+    out = storage.empty(tuple(x.shape), x.dtype, x.device)
     for nodes in torch.arange(len(x), device=x.device).split(rows):
         out[nodes] = ops.full_sum(x, graph.edges, nodes)
     return out

@@ -8,38 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from adahop import models
-from adahop.capture import attach, products
+from adahop.capture import products, steps
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import count, fields, function, of_kind, one_of, room_for
 from adahop.config import Config
 from adahop.distributed import Alone
-from adahop.mapped import on_disk
-from adahop.metrics import METRICS, criterion
+from adahop.graph import Graph
+from adahop.metrics import METRICS
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
-from adahop.watcher import watch
-
-
-def train_step(model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
-    """One step of the model, the optimizer and the sampler; returns the loss."""
-    if not model.training:
-        model.train()
-    with watch(model, sampler.reads if sampler.listens else None) as energy:
-        out = model(batch)
-    loss = criterion(out, batch.y, getattr(batch, "loss_weight", None))
-    (loss + sampler.penalty(batch.blocks, energy)).backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    if sampler.listens:
-        sampler.update(batch.blocks, energy)
-    return loss.detach()
+from adahop.seams import NodeData
+from adahop.step import train_step as train_step
 
 
 def evaluate(
-    model: models.GNN, data: Any, graph: Any = None, metric: str | None = None, team: Alone | None = None
+    model: models.GNN, data: NodeData, graph: Graph | None = None, metric: str | None = None, team: Alone | None = None
 ) -> dict[str, float]:
     """The metric on each split, from every neighbour: evaluation never samples and never updates a policy."""
     graph = data.graph.normalized(*model.graph) if graph is None else graph
@@ -52,7 +37,7 @@ def evaluate(
 
 
 def fit(
-    data: Any,
+    data: NodeData,
     config: Config | None = None,
     *,
     seed: int = 0,
@@ -87,7 +72,7 @@ def fit(
         return _go(run, on_epoch or (lambda row: None), _after(on_step, probe, kept), kept)
 
 
-def _check(data: Any, seed: int, **functions: Any) -> None:
+def _check(data: NodeData, seed: int, **functions: Any) -> None:
     one_of(fields(data, ("metric",), "data").metric, METRICS, "metric")
     fields(data, ("graph", "x", "y", "classes", "train_mask", "val_mask", "test_mask"), "data")
     count(seed, 0, "seed")
@@ -132,13 +117,13 @@ def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) 
 
 def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
-    run.steps = attach(run, train_step)
+    run.steps = steps(run)
     if run.result.steps == 0:
         run.renew()
     try:
         while not run.over():
             _epoch(run, after)
-            with run.average.worn(), on_disk(run.config.state), room_for("evaluation with every neighbour"):
+            with run.average.worn(), room_for("evaluation with every neighbour"):
                 row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
             run.renew()
             on_epoch(row)
@@ -152,13 +137,10 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
 def _epoch(run: Run, after: Callable) -> None:
     """Every training node once."""
     run.clock(True)
-    steps = run.steps
+    assert run.steps is not None
     with room_for(f"a step of {run.config.batch_size} nodes with sizes {list(run.config.sizes)}"):
-        for batch in run.team.batches(run.loader) if steps is None else steps:
-            loss = train_step(run.net, run.sampler, run.optimizer, batch) if steps is None else steps(batch)
-            run.team.settle()
-            run.moved(loss, batch.stands_for)
+        for batch in run.steps:
+            run.moved(run.steps(batch), batch.stands_for)
             after(run)
-        if run.loss.is_cuda:
-            torch.cuda.synchronize()  # the device may be steps behind
+        run.steps.finish()
     run.clock(False)

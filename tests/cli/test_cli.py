@@ -243,10 +243,14 @@ MISTAKES = {
     "no such norm": (["train", "--norm", "column"], "`norm` must be one of row, sym, got 'column'"),
     "no such attention": (["train", "--model", "gat", "--attention", "x"], "`attention` must be one of"),
     "another model's option": (["train", "--heads", "2"], "an option of model 'gcn' must be one of norm"),
-    "a model the method does not serve": (
-        ["train", "--method", "s-gcn", "--model", "geniepath"],
-        METHODS["s-gcn"].why_not,
+    "an estimator the model has no use for": (
+        ["train", "--estimator", "scores"],
+        "`estimator` must not remember scores for model gcn, whose weights are the graph's own",
     ),
+    "another policy's option": (["train", "--option", "heads=2"], "an option of policy 'tracked' must be one of"),
+    "no such policy": (["train", "--option", "policy=uniforn"], "did you mean 'uniform'?"),
+    "parts that remember": (["train", "--partition", "range", "--estimator", "history"], "`estimator` must be plain"),
+    "parts of a layer": (["train", "--partition", "range", "--method", "ladies"], "`method` must be one of adahop, "),
     "sizes that are words": (["train", "--sizes", "ten,10"], "like 10,10, got 'ten,10'"),
     "sizes with a hole": (["train", "--sizes", "10,,10"], "got '10,,10'"),
     "no sizes": (["train", "--sizes", ""], "got ''"),

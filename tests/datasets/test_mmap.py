@@ -19,7 +19,7 @@ from adahop import Graph, InputError, make
 from adahop.cli import main
 from adahop.datasets import load
 from adahop.datasets.folder import save
-from adahop.mapped import Folder, MappedGraph, on_disk, opened, read
+from adahop.mapped import Folder, MappedGraph, opened, read
 from adahop.mapped.graph import save as save_graph
 from adahop.methods import METHODS, Method
 from adahop.samplers import Labor
@@ -184,11 +184,6 @@ def test_no_room_is_said_before_anything_is_written(tmp_path):
     with pytest.raises(InputError, match="must have room for x"), Folder(tmp_path / "g") as f:
         f.array("x", np.float64, (1 << 58,))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="`state` must be a folder with room"), on_disk(tmp_path):
-        torch.zeros(1 << 50)
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="`state` must be a folder"):
-        on_disk(tmp_path / "file" / "state")
 
 
 def mapped_bytes() -> int:
@@ -228,15 +223,6 @@ def test_files_take_only_what_is_large(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="`state` must be a folder"):
         Files(tmp_path / "file" / "state")
-
-
-def test_on_disk_takes_only_what_is_large(tmp_path):
-    with on_disk(tmp_path, least=1024):
-        small, large = torch.ones(4), torch.full((300,), 2.5)
-        like = torch.zeros_like(large)
-        kept = torch.arange(1000)
-    assert small.tolist() == [1.0] * 4 and bool((large == 2.5).all()) and like.shape == large.shape
-    assert kept.tolist() == list(range(1000))
 
 
 # --- beyond memory -------------------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False
         run.padded = Padded.of(run.sampler, bare=True)
         assert run.padded is not None
         run.features = Features(run.data.x, DEVICE)
-    steps = capture.DeviceSteps(run, train.train_step, capture_it)
+    steps = capture.DeviceSteps(run, capture_it)
     out = [float(steps(batch)) for _ in range(epochs) for batch in steps]
     assert not capture_it or len(steps.recorded) > 1
     return out

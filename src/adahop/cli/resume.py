@@ -19,7 +19,7 @@ CHECKPOINTS = "checkpoints"
 FREE = ("context", "resume", "checkpoint_every", "as_json")  # flags that do not change the run
 
 
-class Kept:
+class Stopped:
     """The settings of a run that was stopped, from its config.json."""
 
     def __init__(self, folder: str):

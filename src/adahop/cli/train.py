@@ -17,11 +17,12 @@ from adahop.checkpoint import pace
 from adahop.checks import InputError, count
 from adahop.cli import numbers, pairs
 from adahop.cli.partition import shard
-from adahop.cli.resume import CHECKPOINTS, Kept, checkpoints, read_json, restarted
+from adahop.cli.resume import CHECKPOINTS, Stopped, checkpoints, read_json, restarted
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.distributed import session, team
 from adahop.records import Read, Records
+from adahop.seams import NodeData
 from adahop.sum import ESTIMATORS
 from adahop.train import Config, Result, fit
 
@@ -86,7 +87,7 @@ def train(
     pace(checkpoint_every)
     resume = resume or restarted(out)
     if resume is not None:
-        kept = Kept(resume)
+        kept = Stopped(resume)
         kept.agrees(context)
         return go(kept.config, kept.dataset, kept.seeds, kept.log_variance, resume, checkpoint_every, as_json, True)
     given = {"norm": norm, "activation": activation, "heads": heads, "score": score, "attention": attention}
@@ -148,7 +149,7 @@ def tell(summary: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(summary))
 
 
-def training(data: Any) -> int:
+def training(data: NodeData) -> int:
     """Nodes to train on; of a part, those of all parts."""
     return getattr(data, "training", None) or int(data.train_mask.sum())
 
@@ -170,7 +171,7 @@ def seed_range(seed: int, runs: int) -> range:
 
 
 def run_all(
-    data: Any, config: Config, seeds: range, records: Records | None, log_variance: int = 0, every: str = "auto"
+    data: NodeData, config: Config, seeds: range, records: Records | None, log_variance: int = 0, every: str = "auto"
 ) -> list[Result]:
     """Fit once per seed, with a progress bar (without a terminal: one line per epoch), and write the records."""
     columns = (
@@ -182,7 +183,7 @@ def run_all(
 
 
 def run_one(
-    data: Any, config: Config, seed: int, records: Records | None, progress: Progress, log_variance: int = 0,
+    data: NodeData, config: Config, seed: int, records: Records | None, progress: Progress, log_variance: int = 0,
     every: str = "auto",
 ) -> Result:  # fmt: skip
     steps = -(-training(data) // config.batch_size) * config.epochs

@@ -19,6 +19,7 @@ from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.methods import METHODS
 from adahop.records import Records
+from adahop.seams import NodeData
 from adahop.train import fit
 
 POINTS = 8  # measurements per run, for the plot over training
@@ -113,7 +114,7 @@ def plan(text: str, sizes: list[int], common: dict[str, Any]) -> Config:
 
 
 def measured(
-    name: str, config: Config, data: Any, seed: int, nodes: int, repeats: int, looked: bool
+    name: str, config: Config, data: NodeData, seed: int, nodes: int, repeats: int, looked: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(rows at the last step, rows along the way). The model is as the last step left it, not the best one kept."""
     steps = -(-int(data.train_mask.sum()) // config.batch_size) * config.epochs

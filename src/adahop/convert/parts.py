@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adahop.checks import InputError
-from adahop.convert.tables import Field, Head, Table, Tell, is_number, read
+from adahop.convert.tables import Columns, Field, Head, Tell, is_number, read
 from adahop.datasets.files import dense
 
 ID = ("id", "node", "node_id")
@@ -23,7 +23,7 @@ class Ids:
         self.kind = "whole" if names is None else "text"
         self.place = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
 
-    def of(self, table: Table, column: np.ndarray) -> np.ndarray:
+    def of(self, table: Columns, column: np.ndarray) -> np.ndarray:
         """The positions of a column; the error names the first line with an unknown id."""
         if self.names is None:
             ids, known = column, f"in [0, {self.n}), one per row of features"
@@ -58,7 +58,7 @@ def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarr
     return src, dst, weight
 
 
-def read_features(path: Path, tell: Tell | None = None) -> tuple[Table | None, Any]:
+def read_features(path: Path, tell: Tell | None = None) -> tuple[Columns | None, Any]:
     """A .npy array, a scipy .npz matrix, or a table with one row per node and optionally a column id."""
     if path.suffix in (".npy", ".npz"):
         x = _array(path)
@@ -110,7 +110,7 @@ def read_labels(
     return rows_of(path, y, n), own, classes
 
 
-def classes_of(table: Table) -> tuple[np.ndarray, list[str]]:
+def classes_of(table: Columns) -> tuple[np.ndarray, list[str]]:
     """Labels as whole numbers, and the classes' names where they are words; nan is no label."""
     y = table.columns[-1]
     if y.dtype == object:
@@ -133,7 +133,7 @@ def read_splits(where: Path, ids: Ids) -> dict[str, np.ndarray]:
         if not found:
             raise InputError(f"{where} must hold train.csv, val.csv (or valid.csv) and test.csv, got no {part}")
         table = (
-            Table(found[0], [_array(found[0]).reshape(-1, 1)], 0)
+            Columns(found[0], [_array(found[0]).reshape(-1, 1)], 0)
             if found[0].suffix == ".npy"
             else read(found[0], lambda head: [Field([0], ids.kind)], ids.kind == "text")
         )
@@ -177,7 +177,7 @@ def rows_of(path: Path, values: np.ndarray, n: int) -> np.ndarray:
     return values
 
 
-def placed(ids: Ids, table: Table, own: np.ndarray, values: np.ndarray, gap: int | None = None) -> np.ndarray:
+def placed(ids: Ids, table: Columns, own: np.ndarray, values: np.ndarray, gap: int | None = None) -> np.ndarray:
     """Rows in the order of their ids; where `gap` is a number, it stands for rows that are not there."""
     if ids.names is not None and own.dtype != object:
         own = own.astype(str).astype(object)
@@ -192,7 +192,7 @@ def placed(ids: Ids, table: Table, own: np.ndarray, values: np.ndarray, gap: int
     return out
 
 
-def _unique(table: Table, own: np.ndarray) -> None:
+def _unique(table: Columns, own: np.ndarray) -> None:
     _, first = np.unique(own.astype(str) if own.dtype == object else own, return_index=True)
     if len(first) < len(own):
         again = np.ones(len(own), bool)
@@ -200,7 +200,7 @@ def _unique(table: Table, own: np.ndarray) -> None:
         _refuse(table, again, "an id must come once", own)
 
 
-def _refuse(table: Table, bad: np.ndarray, rule: str, values: np.ndarray) -> None:
+def _refuse(table: Columns, bad: np.ndarray, rule: str, values: np.ndarray) -> None:
     """An error for the first bad value, by rows; `bad` has the shape of `values`."""
     if bad.any():
         at = np.argwhere(bad)[0]

@@ -44,7 +44,7 @@ class Head(NamedTuple):
         return next((i for i, name in enumerate(self.names or ()) if name in words), None)
 
 
-class Table(NamedTuple):
+class Columns(NamedTuple):
     """The arrays of the fields asked for, [rows, columns] each."""
 
     path: Path
@@ -84,7 +84,7 @@ class opened:
             raise InputError(f"{self.path} must be whole text in UTF-8, got {type(error).__name__}: {error}") from None
 
 
-def read(path: Path, choose: Callable[[Head], list[Field]], words: bool = False, tell: Tell | None = None) -> Table:
+def read(path: Path, choose: Callable[[Head], list[Field]], words: bool = False, tell: Tell | None = None) -> Columns:
     """The table at `path`; `choose` sees its head and names the fields. `words`: cells may be text, so that a header
     is known by its words alone."""
     if path.suffix == ".parquet":
@@ -105,7 +105,7 @@ def read(path: Path, choose: Callable[[Head], list[Field]], words: bool = False,
             parts.append(_parsed(path, chunk, start, head, fields))
             if tell is not None:
                 tell(path, raw.tell(), total)
-    return Table(path, [np.concatenate(c) for c in zip(*parts, strict=True)], head.skip)
+    return Columns(path, [np.concatenate(c) for c in zip(*parts, strict=True)], head.skip)
 
 
 def _head(path: Path, words: bool) -> Head:
@@ -190,7 +190,7 @@ def _parse(lines: list[str], head: Head, fields: list[Field]) -> list[np.ndarray
     return [out[str(i)].reshape(len(out), len(f.at)) for i, f in enumerate(fields)]
 
 
-def _parquet(path: Path, choose: Callable[[Head], list[Field]]) -> Table:
+def _parquet(path: Path, choose: Callable[[Head], list[Field]]) -> Columns:
     try:
         import pandas as pd
         import pyarrow  # noqa: F401
@@ -204,7 +204,7 @@ def _parquet(path: Path, choose: Callable[[Head], list[Field]]) -> Table:
         raise InputError(f"{path} must have at least one row, got none")
     names = [str(c).lower() for c in frame.columns]
     fields = choose(Head(names, [str(v) for v in frame.iloc[0]], None, 0))
-    return Table(path, [_frame_columns(path, frame, f) for f in fields], 0)
+    return Columns(path, [_frame_columns(path, frame, f) for f in fields], 0)
 
 
 def _frame_columns(path: Path, frame: Any, field: Field) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from adahop.block import Block, expand
 from adahop.distributed.peers import Peers
 from adahop.ops import Drawn
 from adahop.samplers import Sampler
+from adahop.sum import Sum
 
 
 class Updates:
@@ -66,23 +67,22 @@ class Histories:
     Rows are written in the order of the ranks, so where two saw one node the last counts, everywhere.
     """
 
-    def __init__(self, peers: Peers, model: Any):
+    def __init__(self, peers: Peers, sums: Iterable[Sum]):
         self.peers = peers
-        told = [m for m in model.memories.values() if hasattr(m, "history")]
-        self.memories = [m for m in told if getattr(m, "kind", "history") == "history"]  # a snapshot is made by all
-        for memory in self.memories:
-            memory.history.seen = []
+        self.written = [(how, history) for how in sums if (history := how.written) is not None]
+        for _, history in self.written:
+            history.seen = []
 
     def exchange(self) -> None:
-        if not self.memories:
+        if not self.written:
             return
         sent = []
-        for memory in self.memories:
-            memory.settle()
-            history, (seen, memory.history.seen) = memory.history, (memory.history.seen, [])
+        for how, history in self.written:
+            how.settle()
+            seen, history.seen = history.seen or [], []
             none = (torch.zeros(0, dtype=torch.long, device=history.value.device), history.value[:0])
             n_id, rows = (torch.cat(t) for t in zip(none, *seen, strict=True))
             sent += [n_id, rows.float()]
         for theirs in self.peers.gather(sent):
-            for memory, n_id, rows in zip(self.memories, theirs[::2], theirs[1::2], strict=True):
-                memory.history.value[n_id] = rows.to(memory.history.value.dtype)
+            for (_, history), n_id, rows in zip(self.written, theirs[::2], theirs[1::2], strict=True):
+                history.value[n_id] = rows.to(history.value.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,11 +14,16 @@ from adahop.distributed.exchange import first_seen
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
 from adahop.distributed.teams import Team
+from adahop.graph import Graph
 from adahop.messages import Reading
 from adahop.ops import Drawn, Rows, pointer, random, spans
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.base import EPOCH
 from adahop.samplers.loop import Fetched, Numbering, drawn_from, sample
+from adahop.seams import NodeData
+
+if TYPE_CHECKING:
+    from adahop.run import Run
 
 
 class Asked:
@@ -178,16 +183,16 @@ class PartedTeam(Team):
             raise InputError(f"`estimator` must be plain with `partition`, as memories hold all nodes, got {estimator}")
 
     def adopt(self, sampler: Sampler) -> Sampler:
-        if not isinstance(sampler, NeighborSampler) or sampler.budget:
+        if not sampler.by_owner:
             kinds = "a node-wise method without `budget`: graphsage, bs, bs.m, thanos, thanos.m or adahop"
             raise InputError(f"`method` must be {kinds} with `partition`, got {type(sampler).__name__}")
-        return PartedSampler(sampler, self.shard, self.peers)
+        return PartedSampler(cast(NeighborSampler, sampler), self.shard, self.peers)
 
-    def source(self, data: Any, sampler: Sampler) -> Any:
+    def source(self, data: NodeData, sampler: Sampler) -> Any:
         n = sampler.graph.num_nodes
-        return _Rows(Remote(self.peers, self.shard, data.x, n), Own(self.shard, data.y, n))
+        return _Sources(Remote(self.peers, self.shard, data.x, n), Own(self.shard, data.y, n))
 
-    def share(self, run: Any) -> None:
+    def share(self, run: Run) -> None:
         run.loader.lean = False  # rows of others are asked for once, not read where they lie
         run.loader.prefetch = 0  # a thread's calls to others would mix with the step's
         self._reseed(run)
@@ -201,12 +206,12 @@ class PartedTeam(Team):
     def settle(self) -> None:
         """Nothing is held twice."""
 
-    def parts(self, graph: Any) -> Any:
+    def parts(self, graph: Graph) -> Any:
         if self.halo is None:
             self.halo = Halo(self.peers, self.shard)
         return self.halo
 
 
-class _Rows:
+class _Sources:
     def __init__(self, x: Any, y: Any):
         self.x, self.y = x, y

@@ -14,13 +14,14 @@ from adahop.mapped import Folder, read
 from adahop.mapped.graph import save as save_graph
 from adahop.ops import spans
 from adahop.samplers.partition import partition
+from adahop.seams import NodeData
 
 HOW = ("range", "metis")
 SPLITS = ("train", "val", "test")
 ABOUT = ("name", "classes", "metric", "note")
 
 
-def write(data: Any, out: str | Path, parts: int, how: str) -> list[int]:
+def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
     """A folder of the data set whose nodes are numbered part after part; returns the first node of each, and the end.
 
     "range" leaves the numbers as they are and cuts them where each part has about the same bytes; "metis" keeps
@@ -92,6 +93,9 @@ class Shard:
     """
 
     graph: Graph
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
     x: Tensor
     y: Tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from adahop.checks import InputError
 from adahop.distributed.exchange import Histories, Updates
 from adahop.distributed.peers import Peers
+from adahop.graph import Graph
 from adahop.metrics import score, tally
 from adahop.ops import random
-from adahop.samplers import Labor, NeighborSampler, Sampler
-from adahop.samplers.subgraph import SubgraphSampler
+from adahop.samplers import Sampler
+from adahop.seams import NodeData
+
+if TYPE_CHECKING:
+    from adahop.run import Run
 
 
 class Alone:
@@ -38,11 +42,11 @@ class Alone:
         """The sampler that draws: the method's own, or one that asks others."""
         return sampler
 
-    def source(self, data: Any, sampler: Sampler) -> Any:
+    def source(self, data: NodeData, sampler: Sampler) -> Any:
         """Where the loader takes rows of x and y from."""
         return data
 
-    def share(self, run: Any) -> None:
+    def share(self, run: Run) -> None:
         """Give this rank its part of the run: seeds, updates, gradients, randomness."""
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -68,10 +72,10 @@ class Alone:
         """Whether to write a checkpoint now: parts are written at the same step."""
         return due
 
-    def resumed(self, run: Any) -> None:
+    def resumed(self, run: Run) -> None:
         """After all have loaded one checkpoint, or none."""
 
-    def parts(self, graph: Any) -> Any:
+    def parts(self, graph: Graph) -> Any:
         """Which rows of the whole graph this rank computes; None for all."""
         return None
 
@@ -97,14 +101,14 @@ class Team(Alone):
             warnings.simplefilter("ignore", FutureWarning)
             return DistributedDataParallel(model, broadcast_buffers=False, init_sync=False)
 
-    def share(self, run: Any) -> None:
+    def share(self, run: Run) -> None:
         sampler = run.sampler
         if sampler.learns:
             sampler.exchange = Updates(self.peers)
-        if not isinstance(sampler, NeighborSampler | Labor):
+        if not sampler.per_node:
             sampler.salt = (self.rank,)  # a draw for a whole layer: equal streams would draw alike on every rank
         run.loader.share = self.seeds(sampler)
-        self.histories = Histories(self.peers, run.model)
+        self.histories = Histories(self.peers, run.model.sums_kept())
         own = list(sampler.parameters())
         if own:
             run.optimizer.register_step_pre_hook(lambda *_: self._average(own))
@@ -124,7 +128,7 @@ class Team(Alone):
                 hand = [first, *(next(batches, first[:0]) for _ in range(size - 1))]
                 yield hand[rank]
 
-        return deal if isinstance(sampler, SubgraphSampler) else cut
+        return cut if sampler.divisible else deal
 
     def batches(self, loader: Any) -> Iterator[Any]:
         for batch in loader:
@@ -145,8 +149,8 @@ class Team(Alone):
     def total(self, *numbers: float) -> list[float]:
         return self.peers.total(*numbers)
 
-    def parts(self, graph: Any) -> Any:
-        return Rows(self.peers, graph)
+    def parts(self, graph: Graph) -> Any:
+        return Share(self.peers, graph)
 
     def score(self, metric: str, out: Tensor, y: Tensor) -> float:
         """From counts where the metric is made of them; areas under curves need every output, on every rank."""
@@ -159,7 +163,7 @@ class Team(Alone):
     def wait(self) -> None:
         self.peers.wait()
 
-    def resumed(self, run: Any) -> None:
+    def resumed(self, run: Run) -> None:
         steps = self.peers.gather([torch.tensor([run.result.steps])])
         if len({int(theirs[0]) for theirs in steps}) > 1:
             got = ", ".join(str(int(theirs[0])) for theirs in steps)
@@ -168,7 +172,7 @@ class Team(Alone):
             raise InputError(f"`prefetch` must be 0 for checkpoints of several processes, got {run.loader.prefetch}")
         self._reseed(run)
 
-    def _reseed(self, run: Any) -> None:
+    def _reseed(self, run: Run) -> None:
         """Weights began alike; dropout is each rank's own."""
         torch.manual_seed(random.key(run.result.seed, run.result.steps, self.rank) & (2**63 - 1))
 
@@ -177,10 +181,10 @@ class Team(Alone):
             p.grad = grad
 
 
-class Rows:
+class Share:
     """A range of a replicated graph's nodes, of about equal work on every rank; `whole` makes everyone's rows of h."""
 
-    def __init__(self, peers: Peers, graph: Any):
+    def __init__(self, peers: Peers, graph: Graph):
         self.peers = peers
         n, cost = graph.num_nodes, graph.indptr + torch.arange(graph.num_nodes + 1, device=graph.device)
         marks = int(cost[-1]) * torch.arange(peers.size + 1, device=graph.device) // peers.size

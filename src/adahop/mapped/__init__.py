@@ -2,6 +2,5 @@
 
 from adahop.mapped.folder import Folder, manifest, opened, read, scratch
 from adahop.mapped.graph import MappedGraph
-from adahop.mapped.state import on_disk
 
-__all__ = ["Folder", "MappedGraph", "manifest", "on_disk", "opened", "read", "scratch"]
+__all__ = ["Folder", "MappedGraph", "manifest", "opened", "read", "scratch"]

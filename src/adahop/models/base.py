@@ -15,6 +15,8 @@ from adahop.checks import between, count, one_of, room_for
 from adahop.features import TableValues, Values
 from adahop.graph import Graph
 from adahop.models.whole import Filled, check_whole, full_block, in_pieces, node_chunks
+from adahop.seams import NodeBatch
+from adahop.storage import MEMORY, Storage
 from adahop.sum import PLAIN, Conv, Sum, build
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
@@ -38,6 +40,7 @@ class GNN(nn.Module):
     """
 
     graph: tuple[str, bool] = ("row", True)
+    weights = "fixed"  # how a_ij comes about, see `adahop.methods`
     edge_width = 1  # numbers that a layer keeps per edge
     activation = "relu"  # of arch="plain"; the residual skeleton has tanh
 
@@ -62,6 +65,7 @@ class GNN(nn.Module):
         )
         count(layers, 1, "layers")
         self.memories = nn.ModuleDict()
+        self.storage = MEMORY  # where what is held per node lies
         self.encoder: nn.Linear | None = None
         self.decoder: nn.Linear | None = None
         if self.wraps():
@@ -85,11 +89,11 @@ class GNN(nn.Module):
 
     # --- a batch ---------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: NodeBatch) -> Tensor:
         """Outputs for the targets of the last block, from `batch.blocks` and `batch.x` or `batch.features`."""
         return self.decode(self.hidden(batch))
 
-    def hidden(self, batch: Any, layers: int | None = None) -> Tensor:
+    def hidden(self, batch: NodeBatch, layers: int | None = None) -> Tensor:
         """h of the targets after the first `layers` (all)."""
         values, own, state = self.first(batch)
         h = torch.empty(0)
@@ -101,7 +105,7 @@ class GNN(nn.Module):
             h, state = self.step(layer, values, own, state, block, how)
         return h
 
-    def first(self, batch: Any) -> tuple[Values, Tensor | None, State]:
+    def first(self, batch: NodeBatch) -> tuple[Values, Tensor | None, State]:
         """What the first block's sources bring, its targets' own h where it is read, and what they carry."""
         block, table = batch.blocks[0], getattr(batch, "features", None)
         share = self.dropout if self.training else 0.0
@@ -149,25 +153,36 @@ class GNN(nn.Module):
         x: Tensor,
         dtype: torch.dtype = torch.float32,
         noise: float | Sequence[float] = 0.0,
+        storage: Storage = MEMORY,
     ) -> frozenset[int]:
         """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn.
 
         `noise` in [0, 1], one for all layers or one each: how much of the sampling noise a control variate leaves in.
-        Dropout comes after the sums of a control variate instead of before them.
+        Dropout comes after the sums of a control variate instead of before them. What is remembered, and what a pass
+        over the graph makes per node, lies in `storage`.
         """
+        self.storage = storage
         if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
             check_whole(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
-            self.memories = build(estimator, self.layers()[0], graph, x, self.widths, dtype, noise)
+            self.memories = build(estimator, self.layers()[0], graph, x, self.widths, dtype, noise, storage)
         if any(m.draws for m in self.memories.values()):
             self.inference(graph, x, renew="all")
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+
+    def facts(self) -> dict[str, float]:
+        """What a policy may have to know: `heads`, the scores that an end brings to an edge, and their `slope`."""
+        return {"heads": 0, "slope": 0.0}
 
     def layers(self) -> list[Conv]:
         return [cast(Conv, conv) for conv in self.convs]
 
     def memory(self, layer: int) -> Sum | None:
         return cast(Sum, self.memories[str(layer)]) if str(layer) in self.memories else None
+
+    def sums_kept(self) -> list[Sum]:
+        """The sums that remember something."""
+        return [cast(Sum, m) for m in self.memories.values()]
 
     def sums(self, layer: int) -> Sum:
         """How a layer's sum is formed."""
@@ -193,14 +208,17 @@ class GNN(nn.Module):
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
             cuts = node_chunks(graph, edges or (1 << 24) // max(self.edge_width, 32), low, high)
             again = x.shape[1] <= self.widths[0]  # what x says is made anew, a piece at a time, instead of being held
-            h = in_pieces(x[low:high], lambda part: Values(part, self.encoder).rows()) if self.encoder else x[low:high]
+            h = x[low:high]
+            if self.encoder is not None:
+                h = in_pieces(h, lambda part: Values(part, self.encoder).rows(), self.storage)
             state = {} if again or self.encoder is None else self.carried(h)
             for layer, conv in enumerate(self.layers()):
                 h = h if parts is None else parts.whole(h)
                 memory = self.memory(layer)
                 if memory is not None:
                     memory.refresh(h, conv, renew != "all")
-                values, out, kept = Values(h, shared=True), Filled(high - low), {}  # type: Values, Filled, dict[str, Filled]
+                values, out = Values(h, shared=True), Filled(high - low, self.storage)
+                kept: dict[str, Filled] = {}
                 for a, b in cuts:
                     given = {k: v[a - low : b - low] for k, v in state.items()}
                     if again and self.encoder is not None:
@@ -208,8 +226,8 @@ class GNN(nn.Module):
                     part, carried = self.step(layer, values, h[a:b], given, full_block(graph, a, b), PLAIN)
                     out.put(a - low, part)
                     for k in (k for k in given if carried[k] is not given[k]):
-                        kept.setdefault(k, Filled(high - low)).put(a - low, carried[k])
+                        kept.setdefault(k, Filled(high - low, self.storage)).put(a - low, carried[k])
                 h, state = out.all, {**state, **{k: rows.all for k, rows in kept.items()}}
-            return h if self.decoder is None else in_pieces(h, self.decode)
+            return h if self.decoder is None else in_pieces(h, self.decode, self.storage)
         finally:
             self.train(was)

@@ -84,9 +84,15 @@ class GAT(GNN):
     """
 
     activation = "elu"
+    weights = "ends"
 
     def __init__(self, *args, heads: int = 1, score: str = "leaky_relu", attention: str = "self-normalised", **options):
         super().__init__(*args, heads=count(heads, 1, "heads"), score=score, form=attention, **options)
+
+    def facts(self) -> dict[str, float]:
+        first = self.convs[0]
+        assert isinstance(first, GATConv)
+        return {"heads": first.heads, "slope": first.slope}
 
     def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
         return GATConv(inputs, outputs, mean=last, **options)

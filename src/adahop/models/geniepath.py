@@ -49,6 +49,7 @@ class GeniePath(GNN):
     """
 
     activation = "tanh"
+    weights = "pairs"
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 from adahop.block import Block, expand
 from adahop.checks import InputError, count, of_kind
 from adahop.graph import Graph
+from adahop.storage import MEMORY, Storage
 
 
 def check_whole(graph: Graph, x: Tensor, edges: int = 0) -> None:
@@ -26,18 +27,18 @@ class Filled:
 
     all: Tensor
 
-    def __init__(self, n: int):
-        self.n = n
+    def __init__(self, n: int, storage: Storage = MEMORY):
+        self.n, self.storage = n, storage
 
     def put(self, a: int, part: Tensor) -> None:
         if not hasattr(self, "all"):
-            self.all = torch.empty((self.n, *part.shape[1:]), dtype=part.dtype, device=part.device)
+            self.all = self.storage.empty((self.n, *part.shape[1:]), part.dtype, part.device)
         self.all[a : a + len(part)] = part
 
 
-def in_pieces(h: Tensor, f: Callable[[Tensor], Tensor], rows: int = 1 << 14) -> Tensor:
+def in_pieces(h: Tensor, f: Callable[[Tensor], Tensor], storage: Storage = MEMORY, rows: int = 1 << 14) -> Tensor:
     """f of some rows at a time."""
-    out = Filled(len(h))
+    out = Filled(len(h), storage)
     for a in range(0, max(len(h), 1), rows):
         out.put(a, f(h[a : a + rows]))
     return out.all

@@ -30,6 +30,7 @@ class Attended(Tracked):
     """
 
     reads = staticmethod(scores)
+    needs = ("heads", "slope")
     scores: Tensor
     known: Tensor
     typical: Tensor
@@ -40,17 +41,23 @@ class Attended(Tracked):
             kinds = len(graph.types.relations)
             raise InputError(f"`policy` must be another than attended for a graph with several relations, got {kinds}")
         super().__init__(graph, layers, eta, memory, storage)
-        self.heads, self.slope = count(heads, 1, "heads"), between(slope, 0.0, 1.0, "slope")
+        self.heads, self.slope = count(heads, 0, "heads"), between(slope, 0.0, 1.0, "slope")
+        if heads == 0:  # the model has no such scores: a_ij is the graph's weight
+            self.reads, self.own_draw = Tracked.reads, False  # type: ignore[assignment]
         n, device = graph.num_nodes, graph.device
         self.register_buffer("scores", storage.zeros(2, layers, n, heads, device=device))  # s, then t
         self.register_buffer("known", storage.zeros(2, layers, n, dtype=torch.bool, device=device))
         self.register_buffer("typical", torch.zeros(2, layers, heads, device=device))
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
-        """Its draws are its own."""
+        """Its draws are its own, where it has heads."""
+        if self.heads == 0:
+            super().prepare(how, sizes)
 
-    def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn:
+    def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn | None:
         """The draw over the targets' own edges, laid end to end, with the odds of each pair."""
+        if self.heads == 0:
+            return super().places(layer, rows, k, how, key)
         g, dst = self.graph, rows.row
         _, place, chance = self.chances(layer, dst)
         ptr = ops.pointer(g.indptr[dst + 1] - g.indptr[dst])
@@ -77,6 +84,8 @@ class Attended(Tracked):
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         if energy.numel() == 0:
             return
+        if self.heads == 0:
+            return super().update(layer, block, energy)
         norm, s, t = energy[:, 0], energy[:, 1 : 1 + self.heads], energy[:, 1 + self.heads :]
         for end, node, score in ((0, block.n_id[block.dst], s), (1, block.n_id[block.src], t)):
             self.scores[end, layer, node], self.known[end, layer, node] = score, True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block
-from adahop.checks import between, edge_weights, implied
+from adahop.checks import between, edge_weights, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.messages import Reading, energy
 from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, random, segment_sum, spans
@@ -23,12 +23,13 @@ class Policy(OnGraph):
     learns = False  # whether `update` changes its state; a class that writes one need not say so
     reads: Reading = staticmethod(energy)  # what it learns from, of a layer's messages
     own_draw = False  # whether `places` draws; a class that writes one need not say so
+    needs: tuple[str, ...] = ()  # options that come with the model, see `GNN.facts`
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
 
     def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY):
         super().__init__()
-        self.graph, self.layers, self.storage = graph, layers, storage
+        self.graph, self.layers, self.storage = graph, layers, of_kind(storage, Storage, "storage")
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adahop import messages, ops
 from adahop.block import Block, Seeds
-from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids
+from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.ops import Drawn, Rows, random
 from adahop.samplers import loop
@@ -35,6 +35,10 @@ class Sampler(OnGraph):
     rescales = False  # whether `scaled` changes anything
     budget = False  # whether rows are told what they count for in the sums above, see `Rows.weigh`
     penalises = False  # whether `penalty` joins the loss; nor here
+    per_node = False  # whether a node's draw depends on the step and the node alone: two ranks draw alike for it
+    by_owner = False  # whether the owner of a part of the graph can draw for its own nodes
+    divisible = True  # whether the seeds of a batch can be dealt to several ranks
+    syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
     reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
     exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
@@ -55,7 +59,7 @@ class Sampler(OnGraph):
         self.graph, self.sizes, self.seed = graph, check_sizes(sizes), count(seed, -(2**63), "seed")
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))
-        self._scratch = storage.full((graph.num_nodes,), -1, torch.int32)
+        self._scratch = of_kind(storage, Storage, "storage").full((graph.num_nodes,), -1, torch.int32)
         self._pending: list[tuple[list[Block], list[Tensor]]] | None = None
 
     # --- for users -------------------------------------------------------------------------------------------------

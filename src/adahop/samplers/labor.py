@@ -26,6 +26,8 @@ class Labor(Sampler):
     True
     """
 
+    per_node = True
+
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, refine: int = 1, storage: Storage = MEMORY):
         super().__init__(graph, sizes, seed, storage)
         self.refine = count(refine, 0, "refine")

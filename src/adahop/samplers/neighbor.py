@@ -35,6 +35,8 @@ class NeighborSampler(Sampler):
     [1.5, 1.5]
     """
 
+    per_node = True
+
     def __init__(
         self,
         graph: Graph,
@@ -59,6 +61,14 @@ class NeighborSampler(Sampler):
     @property
     def reads(self) -> Reading:  # type: ignore[override]
         return self.policy.reads
+
+    @property
+    def by_owner(self) -> bool:  # type: ignore[override]
+        return not self.budget
+
+    @property
+    def syncs(self) -> bool:  # type: ignore[override]
+        return self.policy.syncs
 
     @property
     def learns(self) -> bool:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Partitions by METIS, kept on disk and in memory under the graph's own hash."""
+"""Partitions by METIS, kept on disk under the graph's own hash."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from torch import Tensor
 from adahop.checks import InputError
 from adahop.graph import Graph
 
-_known: dict[tuple[str, int], Tensor] = {}
-KEEP = 8  # partitions held in memory
-
 
 def partition(graph: Graph, parts: int) -> Tensor:
     """[N] the cluster of each node, 0, 1, ... without gaps; no more clusters than nodes.
@@ -29,17 +26,12 @@ def partition(graph: Graph, parts: int) -> Tensor:
         return torch.arange(n)
     if parts == 1:
         return torch.zeros(n, dtype=torch.long)
-    name = (graph.hash(), parts)
-    if name not in _known:
-        path = cache_dir() / f"{name[0]}-{parts}.npy"
-        found = _read(path, n, parts)
-        if found is None:
-            found = _metis(graph, parts)
-            _write(path, found)
-        while len(_known) >= KEEP:
-            _known.pop(next(iter(_known)))
-        _known[name] = found
-    return _known[name].clone()
+    path = cache_dir() / f"{graph.hash()}-{parts}.npy"
+    found = _read(path, n, parts)
+    if found is None:
+        found = _metis(graph, parts)
+        _write(path, found)
+    return found
 
 
 def cache_dir() -> Path:
@@ -73,7 +65,7 @@ def _read(path: Path, n: int, parts: int) -> Tensor | None:
 
 
 def _write(path: Path, part: Tensor) -> None:
-    """A file is there whole or not at all; without a place to write, memory must do."""
+    """A file is there whole or not at all; without a place to write, it is made anew each time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from adahop.capture import steps
 from adahop.checks import count, one_of
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.run import Run
-from adahop.train import train_step
 from adahop_lab.bench import gpu_epoch, ours, peers
 from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop_lab.bench.dgl_epoch import FORMS, DGLTraining
@@ -83,10 +83,12 @@ def _ours(text: str, data: Any, plan: Plan) -> list[Runner]:
         return [gpu_epoch.ours(text, data, replace(config, capture=c), c) for c in (True, False)]
     run = Run(data, config, 0)
 
+    step = steps(run)
+
     def work(nodes: Tensor) -> int:
         edges = 0
-        for batch in run.loader:
-            train_step(run.model, run.sampler, run.optimizer, batch)
+        for batch in step:
+            step(batch)
             edges += sum(block.num_edges for block in batch.blocks)
         return edges
 

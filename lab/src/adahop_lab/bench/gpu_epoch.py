@@ -9,28 +9,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from adahop.capture import attach, products
+from adahop.capture import products, steps
 from adahop.config import Config
 from adahop.loader import Loader
 from adahop.methods import make
 from adahop.run import Run
-from adahop.train import train_step
 from adahop_lab.bench.clock import Runner
 
 
 def ours(name: str, data: Any, config: Config, captured: bool) -> Runner:
     """One epoch of our loop, as `fit` runs it on the device; the first two turns warm it up."""
     run = Run(data, config, 0)
-    steps = attach(run, train_step)
+    step = steps(run)
 
     def work(nodes: Tensor) -> int:
         with products(config.tf32):
-            for batch in run.loader if steps is None else steps:
-                if steps is None:
-                    train_step(run.model, run.sampler, run.optimizer, batch)
-                else:
-                    steps(batch)
-        torch.cuda.synchronize()
+            for batch in step:
+                step(batch)
+        step.finish()
         return nodes.numel() * (1 + sum(config.sizes))
 
     for _ in range(2):

@@ -1,0 +1,38 @@
+"""Seams: what one part asks of an object that another made, as types; any object with these attributes will do."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.graph import Graph
+
+
+class NodeData(Protocol):
+    """A data set to train on: what `fit` reads of it."""
+
+    graph: Graph
+    classes: int
+    metric: str
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+
+    @property
+    def x(self) -> Any: ...  # a tensor; PyG's Data says `Tensor | None`
+    @property
+    def y(self) -> Any: ...
+    def to(self, device: Any) -> Any: ...
+
+
+class NodeBatch(Protocol):
+    """Blocks, input layer first; features of the first one's nodes, or None beside a table `features`; labels."""
+
+    @property
+    def x(self) -> Any: ...
+    @property
+    def blocks(self) -> list[Block]: ...
+    @property
+    def y(self) -> Any: ...
