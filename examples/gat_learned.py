@@ -24,7 +24,7 @@ step = 0
 for epoch in range(1, epochs + 1):
     model.train()
     for batch in loader:
-        with loader.feedback(model, batch):  # hears the messages; the sampler learns when the block ends
+        with loader.feedback(model, batch):  # records the messages; the sampler learns when the block ends
             out = model(batch.x, batch.edge_index, edge_weight=batch.edge_weight)[: batch.batch_size]
         loss = F.cross_entropy(out, batch.y[: batch.batch_size])
         loss.backward()

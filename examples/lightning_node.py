@@ -1,4 +1,4 @@
-"""Lightning: a LightningModule of PyG layers, LightningNodeData, and a callback that teaches the sampler."""
+"""Lightning: a LightningModule of PyG layers, LightningNodeData, and a callback through which the sampler learns."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ epochs = int(os.environ.get("EPOCHS", "10"))
 
 
 class Node(L.LightningModule):
-    """Nothing in it knows of the sampler but `edge_weight`."""
+    """Apart from `edge_weight` it is independent of the sampler."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()

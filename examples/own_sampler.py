@@ -1,4 +1,4 @@
-"""A policy of your own: it says who is likely and learns from energies; draws, scales and loaders come for free."""
+"""A policy of your own: it sets the odds and learns from energies; draws, scales and loaders are the library's."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from adahop.samplers import NeighborSampler
 
 
 class LoudestHeard(Policy):
-    """Neighbours in proportion to the largest message they ever sent, with a tenth of the chance for everyone."""
+    """Neighbours in proportion to the largest message they ever sent, mixed with a tenth of uniform draws."""
 
     learns = True
 

@@ -26,7 +26,7 @@ loader = Loader(data, sampler, data.train_mask, batch_size=256)
 for _epoch in range(epochs):
     model.train()
     for batch in loader:
-        with watch(model) as energy:  # hears one number a message
+        with watch(model) as energy:  # records one number per message
             out = model(batch)
         torch.nn.functional.cross_entropy(out, batch.y).backward()
         optimizer.step()
