@@ -228,7 +228,7 @@ def test_int64_indices_draw_the_same():
         (lambda: Graph.from_csr([0, 2, 1], [0]), r"indptr\[2\] = 1 after 2"),
         (lambda: Graph.from_csr([0, 1], [0, 0]), "number of edges, 2, got 1"),
         (lambda: Graph.from_csr([0, 2], [0, 1]), r"\[0, 1\), got indices\[1\] = 1"),
-        (lambda: Graph.from_csr([0, 1], [0], [1.0, 2.0]), "one number an edge, 1 in all"),
+        (lambda: Graph.from_csr([0, 1], [0], [1.0, 2.0]), "one number per edge, 1 in all"),
         (lambda: Graph.from_csr([0, 2], [0, 0], [1.0, -2.0]), r"got weight\[1\] = -2.0"),
         (lambda: Graph.from_edge_index([[0, 1, 1], [1, 1, 0]], [1.0, np.nan, np.inf]), r"weight\[1\] = nan"),
         (lambda: Graph.from_edge_index([[0, 1], [1, 0]], [1.0, np.inf]), r"weight\[1\] = inf"),

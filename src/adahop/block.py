@@ -79,7 +79,7 @@ class Block(NamedTuple):
 
 
 class Ungathered:
-    """Rows of a table that nobody has gathered yet: who sums them can read the table itself."""
+    """Rows of a table that are not gathered yet: a sum can read the table itself."""
 
     def __init__(self, table: Tensor, n_id: Tensor):
         self.table, self.n_id = table, n_id

@@ -157,12 +157,12 @@ def node_ids(values: Any, n: int, what: str = "seeds") -> Tensor:
 
 
 def edge_weights(values: Any, m: int, what: str = "weight") -> Tensor:
-    """Finite, non-negative float32 weights, one an edge; the error names the first bad edge."""
+    """Finite, non-negative float32 weights, one per edge; the error names the first bad edge."""
     t = as_tensor(values, what)
     if t.dim() == 2 and t.shape[1] == 1:
         t = t[:, 0]
     if t.dim() != 1 or t.numel() != m:
-        raise InputError(f"`{what}` must have one number an edge, {m} in all, got shape {tuple(t.shape)}")
+        raise InputError(f"`{what}` must have one number per edge, {m} in all, got shape {tuple(t.shape)}")
     if t.is_complex():
         raise KindError(f"`{what}` must hold real numbers, got dtype {t.dtype}")
     t = t.float()

@@ -274,7 +274,7 @@ class Graph:
         return out
 
     def edge_weight(self) -> Tensor:
-        """One weight a place in the CSR."""
+        """One weight per position in the CSR."""
         return self.weight if self.weight is not None else torch.ones(self.num_edges, device=self.device)
 
     @room_for("the weights of a normalised graph")

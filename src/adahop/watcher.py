@@ -17,8 +17,8 @@ def watch(model: nn.Module, reads: Reading | None = energy) -> Iterator[list[Ten
     """Collect the energy |m_ij|^2 of each layer's messages, in the order the layers run.
 
     `reads` says what is wanted of the messages, see a sampler's `reads`; all but `energy` need our own layers, and None
-    wants nothing. Our own layers hand their messages to listeners, unmodified PyG layers are overheard. A layer that
-    passes none is an error: the sampler would never learn of it.
+    wants nothing. Our own layers hand their messages over, those of unmodified PyG layers are read by a hook. A layer
+    that passes none is an error: the sampler would never learn of it.
 
     >>> import torch; from torch_geometric.nn import GCNConv
     >>> conv = GCNConv(2, 2, add_self_loops=False)

@@ -17,7 +17,7 @@ from adahop.samplers import Sampler
 
 
 class Measured(NamedTuple):
-    """One layer: E|estimate - truth|^2 a node and its standard error; E of the sum of |m|^2 over what was drawn.
+    """One layer: E|estimate - truth|^2 per node and its standard error; E of the sum of |m|^2 over what was drawn.
 
     ess = (sum c)^2 / sum c^2, c = |m| of a node's drawn neighbours (one drawn twice counts once, twice as strong), the
     mean over nodes; it is k where q is the oracle's and no node comes twice. None where nothing was left to chance.

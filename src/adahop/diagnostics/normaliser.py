@@ -1,4 +1,4 @@
-"""The normaliser of sampled attention: how far the sum that the shares are divided by is from that over everyone."""
+"""The normaliser of sampled attention: how far the sampled sum of weights is from that over all neighbours."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def normaliser_error(model: Any, sampler: Sampler, x: Tensor, nodes: Any, repeat
 
 
 def _inputs(model: GAT, graph: Graph, x: Tensor) -> list[Tensor]:
-    """What every layer is given, of everyone and exact."""
+    """The exact input of every layer, for all nodes."""
     given: dict[int, Tensor] = {}
     with frozen(model, plain=True), heard_by(model, lambda layer, m: given.update({layer: m.values.rows()})):
         model.inference(graph, x)

@@ -44,7 +44,7 @@ class Oracle(Policy):
 
 @torch.no_grad()
 def oracle_weights(model: GNN, sampler: NeighborSampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> Tensor:
-    """sqrt(E|m_ij|^2), [E], filled in for the edges of the truth's nodes: all of them heard, the layers below drawn."""
+    """sqrt(E|m_ij|^2), [E], filled in for all edges of the truth's nodes, with the layers below drawn."""
     still = set(range(layer)) <= sampler.skip  # nothing below is left to chance
     sizes = [-1 if at == layer else k for at, k in enumerate(sampler.sizes)]
     everyone = at_layer(sampler, layer, None, sampler.seed + 1, sizes=sizes)

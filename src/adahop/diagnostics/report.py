@@ -25,7 +25,7 @@ NOTHING = 1e-10  # a share of |mu|^2 below which a variance is rounding
 
 
 class UniformLayer(LayerSampler):
-    """Layer-wise draws that prefer nobody: the yardstick of the layer-wise samplers."""
+    """Uniform layer-wise draws: the baseline of the layer-wise samplers."""
 
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         return torch.ones(near.nodes.numel(), dtype=torch.double, device=dst.device)
@@ -49,7 +49,7 @@ def variance(
     every block, so all methods are compared at the same places. `over_uniform`: over that of uniform draws with
     replacement, plain estimator, same sizes and model. `over_oracle`: over that of q = a sqrt(E|h_j|^2) with the same
     draw and estimator. `effective` is the part that q decides, sum a^2 E|h|^2 / (k q), and `effective_over_oracle` its
-    ratio. See `Measured` for the rest. Nothing is learnt, written or moved on: neither model nor sampler notice.
+    ratio. See `Measured` for the rest. Model and sampler are left unchanged.
 
     >>> import adahop
     >>> result = adahop.fit(adahop.load("digits"), method="bs", sizes=(2, 2), epochs=1, hidden=8)

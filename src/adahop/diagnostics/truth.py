@@ -37,7 +37,7 @@ class Truth:
             model.inference(graph, x)
 
     def _add(self, layer: int, m: Messages) -> None:
-        """As the pass over the graph goes by: values are everyone's, a chunk's edges are some nodes'."""
+        """As the pass over the graph goes by: values are those of all nodes, a chunk's edges those of some."""
         h, block, rows = m.value(layer not in self.remembered), m.block, self.nodes.numel()
         if layer not in self.sums:
             self.sums[layer] = h.new_zeros(rows, *h.shape[1:])

@@ -36,7 +36,7 @@ FREE = next(n for n in range(9) if unused([np.empty(1, np.uint8)], 1, n) is not 
 
 
 class Pool(threading.local):
-    """A thread's own buffers: others may drop what came from them, but nobody else takes from them."""
+    """A thread's own buffers: other threads may release what came from them, but do not take from them."""
 
     def __init__(self) -> None:
         self.buffers: list[np.ndarray] = []

@@ -75,7 +75,7 @@ def below(key: int | Tensor, node: Tensor, i: int | Tensor, n: Tensor) -> Tensor
 
 
 def short(key: int, node: Tensor) -> Tensor:
-    """32 random bits a node, as int64: less mixing than `bits`, for scans that need one number of very many nodes."""
+    """32 random bits per node, as int64: less mixing than `bits`, for scans that need one number of very many nodes."""
     x = (node.long() * A + (key & _WORD)) & _WORD
     x = ((x ^ (x >> 16)) * B) & _WORD
     x = (((x ^ (x >> 13)) + ((key >> 32) & _WORD)) * C) & _WORD

@@ -1,4 +1,4 @@
-"""What the operations speak of: stored edges and rows of them, the odds of a policy, the places drawn."""
+"""Types of the operations: stored edges and rows of them, the odds of a policy, the drawn positions."""
 
 from __future__ import annotations
 

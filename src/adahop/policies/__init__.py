@@ -1,4 +1,4 @@
-"""Policies: who is likely. One file, one rule; the list is all that the rest of the house knows of them."""
+"""Policies: the odds of each neighbour. The rest of the package knows them only through `POLICIES`."""
 
 from adahop.policies.attended import Attended
 from adahop.policies.base import Policy, Static, Uniform

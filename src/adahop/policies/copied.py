@@ -16,7 +16,7 @@ OFTEN = 8  # a copy is renewed when an eighth as many edges were learned from as
 
 
 class Copied(OnGraph):
-    """A copy of one number a node and layer, each node's sum over its neighbours and how far the largest stands out.
+    """A copy of one number per node and layer, each node's sum over its neighbours and how far the largest stands out.
 
     Draws with replacement go by the copy: their probabilities are exactly known, though a little old, and nothing is
     scanned. It is renewed in one pass over the edges whenever enough was learned since; the count of edges decides, so

@@ -19,9 +19,9 @@ class Thanos(Policy):
     """EXP3 with reward r_j = 2 <m_j, mean m> - |m_j|^2, largest next to the mean, started anew every `restart` steps.
 
     q = (1 - eta) w / sum w + eta / n, w <- w exp(gain), gain = step (r - mean r) / (mean |r|) / (k q n), clipped to
-    [-1, 1], with running means a node. The estimate is (n/k) sum over S of a h, whatever q: biased once q has learnt,
+    [-1, 1], with running means per node. The estimate is (n/k) sum over S of a h, whatever q: biased once q has learnt,
     but bounded. The mean message is that of the others drawn beside j, so k = 1 learns nothing. Thanos (Zhang et al.
-    2021). Memory: 4 bytes an edge and 12 a node, a layer.
+    2021). Memory: 4 bytes per edge and 12 per node, per layer.
 
     >>> policy = Thanos(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).edge.tolist(), policy.reads.__name__

@@ -15,7 +15,7 @@ def stats(batch: Data) -> dict[str, float]:
     """Size of a batch, share of its edges left to chance, and how even their scale is.
 
     `scale_max` is the largest scale, `even` is (mean scale)^2 / mean scale^2 of the edges left to chance: 1 where all
-    are scaled alike, small where a few speak for many.
+    are scaled alike, small where a few stand for many.
     """
     numbers = {"nodes": float(batch.num_nodes), "edges": float(batch.edge_index.shape[1])}
     if getattr(batch, "blocks", None) is None:

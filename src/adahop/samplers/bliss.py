@@ -24,7 +24,7 @@ class Bliss(LayerSampler):
     `Exp3`. It rests at q_ij = a_ij |h_j| / sum, whatever the other targets of a batch want, so that what is learnt in
     one batch holds in the next; pi_j is then near the optimum |h_j| sqrt(sum_i a_ij^2), each target's own sum aside.
     Edges that came without a draw teach too: nothing need be guessed from them. `step`, `eta` and `memory` are those of
-    `Exp3`. Memory: 4 bytes an edge and 8 a node, a layer.
+    `Exp3`. Memory: 4 bytes per edge and 8 per node, per layer.
 
     >>> sampler = Bliss(Graph.from_edge_index([[1, 2, 3, 4], [0, 0, 0, 0]]), [2])
     >>> block = sampler.sample([0])[0]

@@ -25,7 +25,7 @@ class ClusterGCN(SubgraphSampler):
     (1 + diagonal) times that. ClusterGCN (Chiang et al. 2019; `diagonal` is the lambda of its Eq. 11); evaluation knows
     nothing of `diagonal`. By default clusters of about 250 nodes, four a batch, but at least five batches an epoch.
     `batch_size` has no say. Clusters without a node that counts are left out of an epoch. Biased: edges to other
-    batches are lost. Memory: 20 bytes a node.
+    batches are lost. Memory: 20 bytes per node.
 
     >>> sampler = ClusterGCN(Graph.from_edge_index([[0, 1, 2, 3], [1, 0, 3, 2]]), [-1], parts=2)
     >>> [sorted(seeds.tolist()) for seeds in sampler.epoch([0, 1], 1)]

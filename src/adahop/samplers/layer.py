@@ -65,7 +65,7 @@ class FastGCN(LayerSampler):
 
     From Chen, Ma, Xiao, "FastGCN" (2018), Algorithm 1, whose power is 1 and whose draw is "multinomial"; 1/2 minimises
     the variance when all h are alike. Self-loops are exact here and count for nothing in q. Few of the drawn nodes
-    may touch the targets: that is the method, and it is unbiased all the same. Memory: 8 bytes a node.
+    may touch the targets: that is the method, and it is unbiased all the same. Memory: 8 bytes per node.
 
     >>> sampler = FastGCN(Graph.from_edge_index([[1, 2, 2], [0, 0, 1]]), [1])
     >>> sampler.importance.tolist()

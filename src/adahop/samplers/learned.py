@@ -16,7 +16,7 @@ from adahop.ops import Near, rows_dot
 from adahop.samplers.layer import LayerSampler
 from adahop.storage import MEMORY, Storage
 
-FLOOR = 0.1  # the lowest score, beside 1 + FLOOR at the start: bounds the scale of whoever the score thinks nothing of
+FLOOR = 0.1  # the lowest score, beside 1 + FLOOR at the start: bounds the scale of nodes with a low score
 
 
 class ASGCN(LayerSampler):
@@ -29,7 +29,7 @@ class ASGCN(LayerSampler):
     normaliser of q(theta) over today's. For s independent draws the gradient is unbiased but for a factor (s - 1) / s.
     It joins the loss as lambda V / V(now), so that its unit never matters: the gradient is that of lambda log V. Nodes
     sure to come (pi = 1) have no part in it. With a GAT this is AS-GAT. `features` [N, F] are read, never copied;
-    without them log(1 + in-degree) stands in. Memory: F + 1 numbers a layer.
+    without them log(1 + in-degree) stands in. Memory: F + 1 numbers per layer.
 
     >>> sampler = ASGCN(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2], features=torch.eye(4))
     >>> blocks = sampler.sample([0])

@@ -32,7 +32,7 @@ class GraphSAINT(SubgraphSampler):
     1/deg + 1/deg. By default `roots` is the batch size, or a twentieth of the nodes where that is more. An epoch has
     nodes / roots batches. Counts come from `coverage` epochs drawn before the first; what was never met counts as met
     once. The subgraph may hold nodes that do not count in the loss: the original keeps to the training nodes.
-    Memory: 4 bytes an edge and 4 a node, and for walk="node" or "edge" 8 more a node or edge.
+    Memory: 4 bytes per edge and 4 per node, and for walk="node" or "edge" 8 more per node or edge.
 
     >>> sampler = GraphSAINT(Graph.from_edge_index([[0, 1, 1, 2], [1, 0, 2, 1]]), [-1, -1], length=1)
     >>> sampler.sample([0])[-1].n_id.tolist()

@@ -132,7 +132,7 @@ def finish(top, a, n, k, o, d, eta, total, bits, w, pos, prob, scale):
 
 @kernel
 def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
-    """Fill targets lo..hi, k draws with replacement by the weights in a tree: a line a level and draw."""
+    """Fill targets lo..hi, k draws with replacement by the weights in a tree: one cache line per level and draw."""
     start, size, begins, loops = bare(where)
     w, line, sums = bare(tree)
     pos, prob, scale = bare(drawn)

@@ -117,7 +117,7 @@ def sums(edge, node, indices, a, n, eta, BLK: tl.constexpr, EDGE: tl.constexpr, 
 
 @triton.jit
 def counted(w, o, n, alike, eta):
-    """The odds, or where all are alike 1 for everyone who can come."""
+    """The odds, or 1 for every possible neighbour where there are none."""
     return tl.where(alike, ((o < n) & ((w > 0.0) | (eta > 0.0))).to(tl.float32), w)
 
 

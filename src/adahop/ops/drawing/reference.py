@@ -66,7 +66,7 @@ def lifted(w: Tensor, row: Tensor, rows: int) -> Tensor:
 def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Drawn:
     """For each row its self-loops and k of its true neighbours (all, exactly, where there are no more than k).
 
-    `k` holds one number for all rows or one each; -1 takes everyone. `how` is one of DRAWS.
+    `k` holds one number for all rows or one per row; -1 takes all neighbours. `how` is one of DRAWS.
     """
     if odds.prefix is not None:
         if how == "systematic" and rows.since is None and rows.until is None:

@@ -1,4 +1,4 @@
-"""The update of tracked norms on the CPU: what a block says of its sources, averaged into one number a node."""
+"""The update of tracked norms on the CPU: what a block says of its sources, averaged into one number per node."""
 
 from __future__ import annotations
 

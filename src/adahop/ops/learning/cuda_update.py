@@ -31,7 +31,7 @@ def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr, TWICE: tl
         gain = tl.sum(tl.where(mine[:, None] == mine[None, :], gain[None, :], 0.0), 1)
     old = tl.load(w + pos, mask=live, other=0.0)
     new = old * tl.exp(gain)
-    tl.debug_barrier()  # everyone has read before anyone writes
+    tl.debug_barrier()  # all threads have read before any writes
     tl.store(w + pos, new, mask=live)
     if tl.max(tl.where(live & ((new > HIGH) | (new < LOW)), 1, 0), 0) > 0:
         tl.debug_barrier()
@@ -140,7 +140,7 @@ def track_sum(owner, n_id, ptr, src, weight, scale, energy, total, times, S: tl.
 
 @triton.jit(do_not_specialize=["edges"])
 def track_mean(n_id, src, total, times, mean, seen, edges, TB: tl.constexpr):
-    """mean[e] for the one edge that speaks for its node, -1 for the others; sums and counts are 0 again."""
+    """mean[e] for the one edge that represents its node, -1 for the others; sums and counts are 0 again."""
     e = tl.program_id(0) * TB + tl.arange(0, TB)
     ok = e < edges
     j = tl.load(n_id + tl.load(src + e, mask=ok, other=0), mask=ok, other=0)

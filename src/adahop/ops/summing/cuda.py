@@ -14,7 +14,7 @@ LONG, PIECES = 256, 32  # a neighbourhood over LONG is summed in as many as PIEC
 
 
 def table(x: Tensor, reader: Tensor) -> Tensor:
-    """The same rows, each starting at a multiple of 64 entries: what lets a warp read 16 bytes a thread."""
+    """The same rows, each starting at a multiple of 64 entries: so that a warp can read 16 bytes per thread."""
     n, width = x.shape
     wide = -(-width // 64) * 64
     if wide == width:
