@@ -69,7 +69,7 @@ def test_lengths_are_the_inclusion_probabilities(kernel, monkeypatch):
         table, upto = sums_of(g, Odds(edge=w, eta=eta), k, torch.tensor([0]))
         steps = lengths(table)
         assert int(steps.sum()) == ONE and int(steps.min()) >= 1 and int(steps.max()) <= ONE // k
-        assert ONE // int(steps.max()) == int(upto[0]) >= k
+        assert ONE // int(steps.max()) >= int(upto[0]) >= k
         pi = draws.inclusion(w, [0, n], k, eta)
         assert torch.allclose(steps.double() * k / ONE, pi, atol=2.0 * n * k / ONE)
 
@@ -185,9 +185,9 @@ def test_a_row_is_renewed_after_its_visits():
         sampler.update(blocks, [torch.rand(k)])
         assert int(upto[1]) == visit % 8 and (int(upto[0]) > 0) == (visit >= 8)
     assert upto[2:4].tolist() == [0, 0]
-    blocks = sampler.sample([0, 0, 0])  # one target three times is one visit
+    blocks = sampler.sample([0] * 7)  # one target often; it is renewed once, and what comes after does not count
     sampler.update(blocks, [torch.rand(blocks[0].num_edges)])
-    assert int(upto[1]) == 4
+    assert int(upto[1]) == 0
 
 
 @pytest.mark.parametrize("policy", [Tracked, Exp3])
@@ -195,7 +195,7 @@ def test_a_row_is_renewed_after_its_visits():
 def test_learned_draws_are_unbiased(policy, budget):
     # 60 targets, one sum each, |z| < 5.5: false alarm < 1e-5 per case
     g = messy_graph(60, 9000)
-    sampler = taught(g, policy(g, 1), 400 if budget else 6, 12, budget=budget)
+    sampler = taught(g, policy(g, 1), 400 if budget else 6, 24, budget=budget)
     state = sampler.policy.prefix if policy is Tracked else sampler.policy.arms.prefix
     assert int((state.upto0[::2] > 0).sum()) > 20  # half of the nodes were targets
     value, rounds = torch.rand(60, generator=torch.Generator().manual_seed(5)), 600

@@ -200,6 +200,22 @@ def _passed(wide):
 passed8, passed16 = _passed(8), _passed(16)
 
 
+@intrinsic
+def words_passed(_, words, i, lo, hi, x):
+    """How many of the 16 uint32 from words[i] on are not above x; lanes before lo count, those from hi on do not."""
+
+    def codegen(context, builder, signature, args):
+        words, i, lo, hi, x = args
+        of = ir.VectorType(_INT, WIDE)
+        value = builder.load(_place(context, builder, signature.args[0], words, i, of))
+        value.align = 4
+        lo, hi, x = (_splat(builder, builder.trunc(word, _INT)) for word in (lo, hi, x))
+        under = builder.and_(builder.icmp_unsigned("<=", value, x), builder.icmp_signed("<", _LANES, hi))
+        return _count(builder, builder.or_(under, builder.icmp_signed("<", _LANES, lo)), WIDE)
+
+    return types.int64(words, types.int64, types.int64, types.int64, types.int64), codegen
+
+
 def _short(context, builder, kind, array, i, low, high):
     """`short32` of the 64 ids from array[i] on."""
     whole = ir.IntType(kind.dtype.bitwidth)

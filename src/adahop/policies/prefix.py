@@ -12,7 +12,7 @@ from adahop.graph import Graph
 from adahop.ops import Odds, Prefix
 from adahop.storage import MEMORY, Storage
 
-OFTEN = 4  # a row's sums are made again when, since the last time, 1/OFTEN as many edges were drawn as it has
+OFTEN = 2  # a row's sums are made again when, since the last time, 1/OFTEN as many edges were drawn as it has
 
 
 def empty_prefix(graph: Graph, storage: Storage) -> Prefix:

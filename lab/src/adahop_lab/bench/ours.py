@@ -15,6 +15,8 @@ from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.methods import METHODS, make
 from adahop.ops import get_threads
+from adahop.policies import Exp3, Tracked
+from adahop.policies.prefix import OFTEN, PrefixSums
 from adahop.samplers import Labor, NeighborSampler, Sampler
 from adahop.samplers.ahead import Ahead
 from adahop_lab.bench.clock import Runner
@@ -47,6 +49,32 @@ def sampler(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, devi
     return make(name, graph, [k if k < 0 else k * wide for k in sizes], **options).to(device)
 
 
+def taught(own: Sampler) -> Sampler:
+    """The sampler as it would be amid training: norms and weights that differ, and what makes draws by them quick."""
+    policy = own.policy if isinstance(own, NeighborSampler) else None
+    chance = torch.Generator().manual_seed(0)
+    if isinstance(policy, Tracked):
+        policy.square.copy_(torch.randn(policy.square.shape, generator=chance).exp())
+        if policy.copied.is_open:
+            policy.copied.node.copy_(policy.square.sqrt())
+            policy.copied.sum_up()
+        renew(own, policy.prefix, chance)
+    elif isinstance(policy, Exp3):
+        policy.arms.put(slice(None), (0.5 * torch.randn(policy.arms.weight.shape, generator=chance)).exp())
+        renew(own, policy.arms.prefix, chance)
+    return own
+
+
+def renew(own: NeighborSampler, sums: PrefixSums, chance: torch.Generator) -> None:
+    """Prefix sums for all rows, each somewhere between two renewals."""
+    edges = own.graph.edges
+    for layer, k in enumerate(own.sizes):
+        if (prefix := sums.at(layer)) is not None:
+            sums.renew(layer, k, own.policy.odds(layer))
+            visits = (edges.last - edges.first) / (OFTEN * k) * torch.rand(len(edges.first), generator=chance)
+            prefix.upto[1::2] = visits.cpu().int()
+
+
 def drawing(text: str, own: Sampler) -> Runner:
     """Draws alone: nothing is learnt between batches, so that each thread has one of its own, as in a Loader."""
     many = get_threads() if isinstance(own, NeighborSampler | Labor) and own.graph.device.type == "cpu" else 1
@@ -71,7 +99,7 @@ def edges(blocks: list[Block]) -> int:
 
 def runner(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, device: str = "cpu") -> Runner:
     """Draw and relabel; with `update=true` also learn from energies that were made before the clock ran."""
-    own = sampler(text, graph, sizes, batch_size, device)
+    own = taught(sampler(text, graph, sizes, batch_size, device))
     if not parse(text)[1].get("update"):
         return drawing(text, own)
     chance = torch.Generator().manual_seed(0)

@@ -16,8 +16,8 @@ from adahop_lab.bench.state import weigh
 
 METHODS = (
     "graphsage", "graphsage:draw=systematic", "bs", "bs:update=true", "graphsage:policy=tracked",
-    "graphsage:policy=tracked:update=true", "graphsage:policy=tracked:draw=systematic", "labor:refine=0", "labor",
-    "ladies",
+    "graphsage:policy=tracked:update=true", "graphsage:policy=tracked:draw=systematic",
+    "graphsage:policy=tracked:draw=systematic:update=true", "labor:refine=0", "labor", "ladies",
 )  # fmt: skip
 UNIFORM = {"ratio_dgl_uniform": "dgl:uniform", "ratio_pyg_uniform": "pyg:uniform"}
 INT32 = "dgl:uniform:ids=int32"

@@ -13,65 +13,66 @@ import numpy as np
 
 from adahop.ops.drawing.cpu_scan import FLOOR, floyd, inclusion, shift_of, shuffle, sure, systematic
 from adahop.ops.random import base, draw32
-from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write
+from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write, words_passed
 
 ONE = 1 << 32  # a row's whole length
 LINE = 16  # uint32 per cache line
-SHORT = 8 * LINE  # edges up to which all lines of a row are asked for, and bisected
+LONG = 512  # edges from which on a first guess is too far off
 GROUP = 16  # targets whose lines are asked for before the first is read
 AHEAD = 16  # targets whose state is asked for before it is read
-LISTED = np.int32(-(2**31))
+LISTED = np.int32(-(2**31))  # in place of visits: a row is listed once, however often it comes
 
 
 @part
 def fill(a, n, indices, edge, node, far, root, w):
-    """w[:n] = the odds of the edges a .. a + n; their sum and the largest."""
-    total, best = 0.0, 0.0
+    """w[:n] = the odds of the edges from a on, the smallest within reach of the largest; their sum, and both."""
+    total, best, least = 0.0, 0.0, np.inf
+    if node.shape[0] > 0:
+        for j in range(n):
+            y = np.float64(node[np.uint64(indices[np.uint64(a + j)] + far)])
+            w[j] = np.sqrt(y) if root else y
+    else:
+        for j in range(n):
+            w[j] = 1.0
+    if edge.shape[0] > 0:
+        for j in range(n):
+            w[j] *= np.float64(edge[np.uint64(a + j)])
     for j in range(n):
-        x = 1.0
-        if node.shape[0] > 0:
-            x = np.float64(node[indices[a + j] + far])
-            x = np.sqrt(x) if root else x
-        if edge.shape[0] > 0:
-            x *= np.float64(edge[a + j])
-        w[j] = x
-        total += x
-        best = max(best, x)
-    return total, best
-
-
-@part
-def lift(w, n, total, best):
-    """The smallest odds kept within reach of the largest, all alike where there are none; their sum."""
-    low = best * FLOOR if best > 0.0 else 1.0
-    total = 0.0
-    for j in range(n):
-        w[j] = max(w[j], low)
         total += w[j]
-    return total
+        best, least = max(best, w[j]), min(least, w[j])
+    low = best * FLOOR if best > 0.0 else 1.0
+    if least < low:
+        total = 0.0
+        for j in range(n):
+            w[j] = max(w[j], low)
+            total += w[j]
+    return total, max(best, low), max(least, low)
 
 
 @part
-def lay(w, n, k, times, even, a, table):
-    """The prefix sums of w * times + even, which sum to 2^32, as whole numbers; the longest step among them."""
-    most, last, exact, longest = ONE // k, np.int64(0), 0.0, np.int64(1)
+def lay(w, n, times, even, a, table):
+    """The prefix sums of w * times + even, which sum to 2^32, cut to whole numbers."""
+    exact = 0.0
     for j in range(n - 1):
         exact += w[j] * times + even
-        step = min(max(np.int64(exact) - last, 1), most)
-        last += step
-        longest = max(longest, step)
-        table[a + j] = np.uint32(last)
+        table[np.uint64(a + j)] = np.uint32(np.int64(exact))
     table[a + n - 1] = np.uint32(0)
+
+
+@part
+def fit(n, most, a, table):
+    """Move the prefix sums so that no step is less than 1 or more than `most`; the longest step."""
+    before, longest = np.int64(0), np.int64(1)
+    for j in range(a, a + n - 1):
+        before += min(max(np.int64(table[j]) - before, 1), most)
+        table[j] = np.uint32(before)
     after = np.int64(ONE)
-    for j in range(n - 2, -1, -1):  # what the limits of 1 and `most` left over at the end
-        now = np.int64(table[a + j])
-        kept = min(max(now, after - most), after - 1)
-        longest = max(longest, after - kept)
-        if kept == now:
-            break
-        table[a + j] = np.uint32(kept)
-        after = kept
-    return longest
+    for j in range(a + n - 2, a - 1, -1):  # what the limits left over at the end
+        now = min(max(np.int64(table[j]), after - most), after - 1)
+        longest = max(longest, after - now)
+        table[j] = np.uint32(now)
+        after = now
+    return max(longest, after)
 
 
 @kernel
@@ -90,42 +91,41 @@ def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
     for i in range(lo, hi):
         v = rows[i]
         a, n, k = first[v], last[v] - first[v], ks[i]
-        total, best = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
-        total = lift(w, n, total, best)
-        if best * (1.0 - eta) <= (1.0 / k - eta / n) * total:
-            times, even = (1.0 - eta) * ONE / total, eta * ONE / n
-        else:
+        total, best, least = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
+        times, even = (1.0 - eta) * ONE / total, eta * ONE / n
+        if best * times + even > ONE / k:
             inclusion(w, n, k, eta)
-            times, even = ONE / k, 0.0
-        upto[2 * v] = min(ONE // lay(w, n, k, times, even, a, table), 0x7FFFFFFF)
+            times, even, best, least = ONE / k, 0.0, 1.0, 0.0
+        lay(w, n, times, even, a, table)
+        longest_step = np.int64(best * times + even) + 2
+        if least * times + even < 2.0 or longest_step > ONE // k:
+            longest_step = fit(n, ONE // k, a, table)
+        upto[2 * v] = min(ONE // longest_step, 0x7FFFFFFF)
 
 
 @kernel
-def visit(dst, ptr, begin, first, last, often, upto, rows, ks):
-    """Count a visit to each target that left anything to chance; list those due, n / (often k) visits after the last.
+def visit(rows, ptr, begin, first, last, often, upto, due, ks):
+    """Count a visit to each row that left anything to chance; list those due, n / (often k) visits after the last.
 
-    upto[2 v + 1] is the number of visits since. A target that comes twice counts once: what was counted is negative
-    until the end.
+    upto[2 v + 1] is the number of visits since.
     """
-    many, targets = 0, dst.shape[0]
+    many, targets = 0, rows.shape[0]
     for t in range(targets):
         if t + AHEAD < targets:
-            prefetch(begin, dst[t + AHEAD])
-            prefetch(first, dst[t + AHEAD])
-            prefetch_write(upto, 2 * dst[t + AHEAD])
-        v = dst[t]
+            prefetch(begin, rows[t + AHEAD])
+            prefetch(first, rows[t + AHEAD])
+            prefetch_write(upto, 2 * rows[t + AHEAD])
+        v = rows[t]
         n, k = last[v] - first[v], ptr[t + 1] - ptr[t] - (first[v] - begin[v])
-        seen = np.int64(upto[2 * v + 1])
-        if n > k and k > 0 and seen >= 0:
-            due = (seen + 1) * k * often >= n
-            upto[2 * v + 1] = LISTED if due else -1 - seen
-            if due:
-                rows[many], ks[many] = v, k
+        seen = np.int64(upto[2 * v + 1]) + 1
+        if n > k and k > 0 and seen > 0:
+            now = seen * k * often >= n
+            upto[2 * v + 1] = LISTED if now else seen
+            if now:
+                due[many], ks[many] = v, k
                 many += 1
-    for t in range(targets):
-        at = 2 * dst[t] + 1
-        if upto[at] < 0:
-            upto[at] = 0 if upto[at] == LISTED else -upto[at]
+    for i in range(many):
+        upto[2 * due[i] + 1] = 0
     return many
 
 
@@ -140,20 +140,6 @@ def set_marks(stream, k, d, mark):
         over += rest
         at += whole + (1 if over >= k else 0)
         over -= k if over >= k else 0
-
-
-@part
-def bisect(a, n, k, o, d, mark, table, pos):
-    """pos[o + s] = the edge under mark s: all k look-ups step by step together, without branches."""
-    for s in range(k):
-        pos[o + s] = a
-    left = n
-    while left > 1:
-        half = left >> 1
-        for s in range(k):
-            p = pos[o + s]
-            pos[o + s] = p + (half if np.int64(table[p + half - 1]) <= mark[d + s] else 0)
-        left -= half
 
 
 @part
@@ -180,6 +166,19 @@ def seek(a, n, at, t, table):
 
 
 @part
+def find(a, n, at, t, table):
+    """The edge under the mark t, guessed to be near `at`: sixteen sums around it tell, or else a search does."""
+    last, size = a + n - 1, table.shape[0]
+    if size < LINE:
+        return seek(a, n, at, t, table)
+    begin = min(max(at - LINE // 2, 0), size - LINE)
+    passed = words_passed(table, begin, max(a - begin, 0), min(last - begin, LINE), t)
+    if (passed > 0 or begin <= a) and (passed < LINE or begin + LINE >= last):
+        return min(begin + passed, last)
+    return seek(a, n, at, t, table)
+
+
+@part
 def state(a, n, k, o, table, pos, prob, scale):
     """The probabilities of the edges found."""
     unit, most, last = k / np.float64(ONE), ONE // k, a + n - 1
@@ -194,8 +193,7 @@ def state(a, n, k, o, table, pos, prob, scale):
 @part
 def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, w, idx, out, pos, prob, scale):
     """k of n by the odds of today."""
-    total, best = fill(a, n, indices, edge, node, far, root, w)
-    lift(w, n, total, best)
+    fill(a, n, indices, edge, node, far, root, w)
     inclusion(w, n, k, eta)
     for j in range(n):
         idx[j] = j
@@ -254,37 +252,22 @@ def prefix_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, prefix, drawn):
                      scale)  # fmt: skip
             else:
                 set_marks(stream, k, d, mark)
-                if n <= SHORT:
-                    for p in range(a, a + n, LINE):
-                        prefetch(table, p)
-                else:
-                    for s in range(k):
-                        pos[o + s] = a + ((mark[d + s] * n) >> 32)
-                        prefetch(table, pos[o + s])
-        for t in range(begin, end):
-            a, n, d = start[t], size[t], (t - begin) * most
-            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            if k < 0 or n <= SHORT or upto[2 * dst[t]] < k:
-                continue
-            for s in range(k):
-                p = pos[o + s]
-                p += ((mark[d + s] - np.int64(table[p])) * n) >> 32
-                p = min(max(p, a), a + n - 1)
-                pos[o + s] = p
-                prefetch(table, p)
-        for t in range(begin, end):
-            a, n, d = start[t], size[t], (t - begin) * most
-            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            if k < 0 or n <= k or upto[2 * dst[t]] < k:
-                continue
-            if n <= SHORT:
-                bisect(a, n, k, o, d, mark, table, pos)
-            else:
                 for s in range(k):
-                    pos[o + s] = seek(a, n, pos[o + s], mark[d + s], table)
+                    pos[o + s] = a + ((mark[d + s] * n) >> 32)
+                    prefetch(table, pos[o + s])
         for t in range(begin, end):
             a, n, d = start[t], size[t], (t - begin) * most
             o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            if k < 0 or n <= k or upto[2 * dst[t]] < k:
-                continue
-            state(a, n, k, o, table, pos, prob, scale)
+            if 0 <= k < n and n > LONG and upto[2 * dst[t]] >= k:
+                for s in range(k):  # a second guess, by how far the first one is off
+                    p = pos[o + s]
+                    p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
+                    pos[o + s] = p
+                    prefetch(table, p)
+        for t in range(begin, end):
+            a, n, d = start[t], size[t], (t - begin) * most
+            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+            if 0 <= k < n and upto[2 * dst[t]] >= k:
+                for s in range(k):
+                    pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)
+                state(a, n, k, o, table, pos, prob, scale)

@@ -19,15 +19,17 @@ ONE = 1 << 32  # a row's whole length
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) -> tuple[Tensor, Tensor]:
     """Count a visit to each row; (rows, k) of those whose sums are due, n / (often k) visits after the last time."""
-    place = torch.arange(row.numel())
-    before = torch.full_like(edges.first, row.numel()).scatter_reduce_(0, row, place, "amin")
     n, k = edges.last[row] - edges.first[row], ptr.diff() - (edges.first[row] - edges.begin[row])
-    counts = (before[row] == place) & (n > k) & (k > 0)
-    row, n, k = row[counts], n[counts], k[counts]
-    seen = prefix.upto[2 * row + 1] + 1
-    due = seen * k * often >= n
-    prefix.upto[2 * row + 1] = torch.where(due, 0, seen).int()
-    return row[due], k[due]
+    due: dict[int, int] = {}
+    for v, size, many in torch.stack([row, n, k])[:, (n > k) & (k > 0)].T.tolist():
+        seen = int(prefix.upto[2 * v + 1]) + 1
+        if v not in due:
+            prefix.upto[2 * v + 1] = seen
+            if seen * many * often >= size:
+                due[v] = many
+    for v in due:
+        prefix.upto[2 * v + 1] = 0
+    return torch.tensor(list(due), dtype=torch.long), torch.tensor(list(due.values()), dtype=torch.long)
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
