@@ -51,8 +51,9 @@ def sampler(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, devi
 
 def taught(own: Sampler) -> Sampler:
     """The sampler as it would be amid training: norms and weights that differ, and what makes draws by them quick."""
-    policy = own.policy if isinstance(own, NeighborSampler) else None
-    chance = torch.Generator().manual_seed(0)
+    if not isinstance(own, NeighborSampler):
+        return own
+    policy, chance = own.policy, torch.Generator().manual_seed(0)
     if isinstance(policy, Tracked):
         policy.square.copy_(torch.randn(policy.square.shape, generator=chance).exp())
         if policy.copied.is_open:
