@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from adahop import cli
 from adahop.checks import InputError
 from adahop.datasets import load
 from adahop.datasets.rmat import rmat
-from adahop_lab.bench import graphs, ours, peers
+from adahop_lab.bench import graphs, ours, peers, setup
 from adahop_lab.bench.clock import Runner, Turn, quartiles, ratio, take_turns
 from adahop_lab.bench.limit import LINE, lines_per_s, read_lines
 from adahop_lab.bench.state import weigh
@@ -310,3 +311,11 @@ def test_inference_is_weighed_in_a_process_of_its_own(capsys):
 def test_bad_words(words, sentence, capsys):
     _, err, code = said(["bench", "sampling", "--graph", "rmat:500,4000", *words], capsys)
     assert code == 2 and sentence in err and "Traceback" not in err
+
+
+def test_the_parts_of_setting_up():
+    words = ["digits", "adahop", "2,2", "8", "64", "1", "cpu"]
+    done = subprocess.run([sys.executable, "-m", "adahop_lab.bench.setup", *words], capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {*setup.PARTS, "load"} and all(seconds >= 0 for seconds in found.values())
+    assert found["memory"] > 0 and found["batch"] > 0 and found["step"] > 0

@@ -167,7 +167,8 @@ class GNN(nn.Module):
         with room_for(f"the memory of estimator '{estimator}'"):
             self.memories = build(estimator, self.layers()[0], graph, x, self.widths, dtype, noise, storage)
         if any(m.draws for m in self.memories.values()):
-            self.inference(graph, x, renew="all")
+            last = max(int(k) for k, m in self.memories.items() if m.draws)
+            self.inference(graph, x, renew="all", until=last)
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
 
     def facts(self) -> dict[str, float]:
@@ -193,13 +194,19 @@ class GNN(nn.Module):
     @torch.no_grad()
     @room_for("a pass over every node")
     def inference(
-        self, graph: Graph, x: Tensor, edges: int = 0, parts: Parts | None = None, renew: str = "snapshots"
+        self,
+        graph: Graph,
+        x: Tensor,
+        edges: int = 0,
+        parts: Parts | None = None,
+        renew: str = "snapshots",
+        until: int | None = None,
     ) -> Tensor:
         """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
         Snapshots are taken on the way: the pass that evaluates a model also renews its memory (`renew` "all": histories
         too). `parts`, where there are several processes, names the `rows` of this one and makes the `whole` h that they
-        need from everyone's.
+        need from everyone's. With `until` the pass ends at that layer and returns its inputs.
         """
         if parts is None:
             check_whole(graph, x, edges)
@@ -217,6 +224,8 @@ class GNN(nn.Module):
                 memory = self.memory(layer)
                 if memory is not None:
                     memory.refresh(h, conv, renew != "all")
+                if layer == until:
+                    return h
                 values, out = Values(h, shared=True), Filled(high - low, self.storage)
                 kept: dict[str, Filled] = {}
                 for a, b in cuts:

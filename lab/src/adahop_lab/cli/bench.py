@@ -17,6 +17,7 @@ from adahop_lab.bench import degrees as by_degree
 from adahop_lab.bench import epoch as training
 from adahop_lab.bench import inference as whole
 from adahop_lab.bench import sampling as side_by_side
+from adahop_lab.bench import setup as start
 from adahop_lab.bench import show
 from adahop_lab.bench.clock import CLOCKS
 
@@ -118,6 +119,24 @@ def inference(
 ) -> None:
     """Peak memory of a GCN's pass over the whole graph, over that of graph, features and output; one JSON line."""
     print(json.dumps(whole.measure(graph, features, hidden, outputs, arch)))
+
+
+@bench.command()
+def setup(
+    graph: Annotated[
+        str, option("A data set with features, like synthetic:N,E,F,C.")
+    ] = "synthetic:200000,10000000,100,10",
+    method: Annotated[str, option("A name of `adahop list`.")] = "adahop",
+    sizes: Annotated[str, option("Neighbours a node draws, input layer first.")] = "10,10",
+    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
+    batch_size: Annotated[int, option("Training nodes a step.")] = 1024,
+    threads: Annotated[int, option("Threads.")] = 2,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+) -> None:
+    """Seconds to the first step by part, the data being loaded: without a compiled kernel, then with; JSON lines."""
+    numbers(sizes, "sizes")
+    for row in start.measure(graph, method, sizes, hidden, batch_size, threads, str(device_of(device))):
+        print(json.dumps(row), flush=True)
 
 
 def words(text: str, what: str) -> list[str]:

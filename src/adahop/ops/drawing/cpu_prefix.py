@@ -142,7 +142,7 @@ def set_marks(stream, k, d, mark):
         over -= k if over >= k else 0
 
 
-@part
+@kernel
 def seek(a, n, at, t, table):
     """The edge under the mark t, looked for from `at` on: in steps that double, then by bisection."""
     last, step, low, high = a + n - 1, LINE, at, at
@@ -190,7 +190,7 @@ def state(a, n, k, o, table, pos, prob, scale):
         prob[o + s], scale[o + s] = q, np.float32(1.0) / q
 
 
-@part
+@kernel
 def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, w, idx, out, pos, prob, scale):
     """k of n by the odds of today."""
     fill(a, n, indices, edge, node, far, root, w)
