@@ -1,10 +1,10 @@
 """The audit of PyG's layers: what happens to each on our batches, and how far it is from the whole graph.
 
-    python -m adahop_lab.audit docs/pyg-layers.md      writes the table; about a minute
+    python -m adahop_lab.audit docs/pyg-layers.md [BATCHES]      writes the table
 
 Every layer of torch_geometric.nn that can be built from a number of channels runs on batches whose rim was not
-expanded. With every neighbour it must equal its reference: the layer on the whole graph, or, if it is left as it is, the
-plain layer on the batch. With three neighbours its bias must not exceed that of plain PyG on uniform batches.
+expanded. With every neighbour it must equal its reference: the layer on the whole graph, or, if it is left as it is,
+the plain layer on the batch. With three neighbours its bias must not exceed that of plain PyG on uniform batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def graph(seed: int = 0) -> Data:
     m = edges.shape[1]
     size = torch.randn(NODES, 1, generator=g).exp()
     return Data(
-        x=torch.randn(NODES, WIDTH, generator=g) * size, edge_index=edges, edge_weight=torch.rand(m, generator=g) * 2 + 0.1,
+        x=torch.randn(NODES, WIDTH, generator=g) * size, edge_index=edges,
+        edge_weight=torch.rand(m, generator=g) * 2 + 0.1,
         edge_attr=torch.rand(m, 3, generator=g), kind=torch.randint(2, (m,), generator=g),
         node_kind=torch.randint(2, (NODES,), generator=g), pos=torch.randn(NODES, 3, generator=g),
     )  # fmt: skip
@@ -87,7 +88,8 @@ def _heat(m: Any, d: Any) -> Tensor:
 def cases() -> list[Case]:
     w = WIDTH
     lin = lambda i=w, o=4: nn.Linear(i, o)  # noqa: E731
-    deg = torch.bincount(torch.bincount(graph().edge_index[1], minlength=NODES))
+    pna: dict[str, Any] = {"aggregators": ["mean", "max"], "scalers": ["identity"]}
+    deg = pna["deg"] = torch.bincount(torch.bincount(graph().edge_index[1], minlength=NODES))
     return [
         Case("AGNNConv", lambda: pyg.AGNNConv(), _x),
         Case("APPNP(K=2)", lambda: pyg.APPNP(2, 0.1), _x, 2),
@@ -152,7 +154,7 @@ def cases() -> list[Case]:
         Case("GIN, 2 layers", lambda: pyg.GIN(w, 8, 2, 4), _x, 2),
         Case("GAT, 2 layers", lambda: pyg.GAT(w, 8, 2, 4), _x, 2),
         Case("GAT, 2 layers, edge_attr", lambda: pyg.GAT(w, 8, 2, 4, edge_dim=3), _named_attr, 2),
-        Case("PNA, 2 layers", lambda: pyg.PNA(w, 8, 2, 4, aggregators=["mean", "max"], scalers=["identity"], deg=deg), _x, 2),
+        Case("PNA, 2 layers", lambda: pyg.PNA(w, 8, 2, 4, **pna), _x, 2),
         Case("EdgeCNN, 2 layers", lambda: pyg.EdgeCNN(w, 8, 2, 4), _x, 2),
     ]  # fmt: skip
 
@@ -226,7 +228,7 @@ def _loader(data: Data, case: Case, k: int, **more: Any) -> AdaptiveNeighborLoad
 def _moved(model: nn.Module) -> None:
     g = torch.Generator().manual_seed(5)
     for p in model.parameters():
-        p += 0.1 * torch.randn(p.shape, generator=g)
+        p.add_(0.1 * torch.randn(p.shape, generator=g))
 
 
 def _snapshot(case: Case, data: Data) -> float:
@@ -284,30 +286,31 @@ def table(results: list[Result]) -> str:
 
 PAGE = """# What happens to each PyG layer
 
-Written by `python -m adahop_lab.audit docs/pyg-layers.md`, which runs every layer of `torch_geometric.nn` that can be built
-from a number of channels on batches of {seeds} seeds whose outermost nodes were not expanded. Distances are relative, at the
-seeds, from the layer on the whole graph.
+Written by `python -m adahop_lab.audit docs/pyg-layers.md`, which runs every layer of `torch_geometric.nn` that can be
+built from a number of channels on batches of {seeds} seeds whose outermost nodes were not expanded. Distances are
+relative, at the seeds, from the layer on the whole graph.
 
-- *all neighbours*: every neighbour is drawn. A layer that is scaled equals the whole graph; plain PyG does not where a layer
-  normalises by the degrees that a batch shows. For a layer that is left as it is, the distance is from the plain layer.
-- *bias at k = 3*: of the mean over {rounds} batches with three neighbours per node, less what chance adds. Ours draws with
-  unequal odds, plain PyG uniformly; ± is the standard error of the difference.
-- *left as it is*: the scale has no meaning for the layer (a maximum), or none that was found. Its hop is drawn uniformly, and
-  a warning names the layer and what would be understood.
-- `PDNConv` computes its edge weights: the whole graph's degrees are then not known, and are estimated by the drawn edges of a
-  node, and at the rim by its number of neighbours times the mean weight.
+- *all neighbours*: every neighbour is drawn. A layer that is scaled equals the whole graph; plain PyG does not where a
+  layer normalises by the degrees that a batch shows. For a layer that is left as it is, the distance is from the plain
+  layer on the same batch.
+- *bias at k = 3*: of the mean over {rounds} batches with three neighbours per node, less what chance adds. Ours draws
+  with unequal odds, plain PyG uniformly; ± is the standard error of the difference.
+- *left as it is*: the scale has no meaning for the layer (a maximum), or none that was found. Its hop is drawn
+  uniformly, and a warning names the layer and what would be understood.
+- `PDNConv` computes its edge weights: the whole graph's degrees are then not known, and are estimated by the drawn
+  edges of a node, and at the rim by its number of neighbours times the mean weight.
 
 {share} of {many} are scaled.
 
 {table}"""
 
 
-def main(path: str) -> None:
+def main(path: str, rounds: int = ROUNDS) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = [audit(case) for case in cases()]
+        results = [audit(case, rounds) for case in cases()]
     share = sum(r.scaled for r in results)
-    page = PAGE.format(seeds=SEEDS, rounds=ROUNDS, share=share, many=len(results), table=table(results))
+    page = PAGE.format(seeds=SEEDS, rounds=rounds, share=share, many=len(results), table=table(results))
     Path(path).write_text(page)
     for r in results:
         if not r.holds:
@@ -315,4 +318,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:3]))
