@@ -194,3 +194,12 @@ def test_there_are_examples():
     for name in ("graph", "draws", "policies.exp3", "samplers.neighbor", "methods", "loader", "watcher", "train"):
         found = finder.find(importlib.import_module(f"adahop.{name}"))
         assert any(t.examples for t in found), f"adahop.{name} must have an example"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_operations_choose_their_form(path):
+    """Which kernels run is asked in ops/registry.py: elsewhere no variable of the environment and no Triton."""
+    if room(path) != "ops":
+        text = path.read_text()
+        assert not any(word in text for word in ("ADAHOP_TRITON", "ADAHOP_REFERENCE", "on_gpu", "ops.fast"))
+        assert not any(within(name, "triton") for name in imports(ast.parse(text)))

@@ -75,7 +75,7 @@ def test_the_penalty_has_the_gradient_of_the_variance(inner):
     sampler = ASGCN(g, [size], features=x, draw="multinomial", inner=inner)
     with torch.no_grad():
         sampler.w.copy_(torch.tensor([[0.7, -0.5]]))
-    near = sampler.near(seeds)
+    near = sampler.near(g.rows(seeds))
     q = near.total(sampler.weight(near.place)) * sampler.score(0, x[near.nodes] @ sampler.w[0])
     square = near.total((sampler.weight(near.place) * h[g.indices[near.place].long(), 0]).square())
     possible = q > 0
