@@ -11,7 +11,7 @@ from adahop import models
 from adahop.checks import InputError, between, count, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.base import check_sizes
-from adahop.sum import ESTIMATORS
+from adahop.sum import ESTIMATORS, dial
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Config:
     patience: int = 0
     prefetch: int = 0
     estimator: str | None = None  # None: the method's own
+    noise: float | tuple[float, ...] = 0.0  # of a control variate, in [0, 1]; one for all layers or one each
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
     device: str = "cpu"
     state: str | None = None  # a folder: policy state and histories lie in files there instead of in memory
@@ -55,6 +56,9 @@ class Config:
         between(self.average, 0.0, 0.9999, "average")
         if self.estimator is not None:
             one_of(self.estimator, ESTIMATORS, "estimator")
+        if isinstance(self.noise, list | tuple):
+            object.__setattr__(self, "noise", tuple(self.noise))
+        dial(self.noise, len(self.sizes))
         if self.cache is not None:
             between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:
@@ -97,4 +101,5 @@ class Config:
             raise InputError(f"`device` must be cpu with `partition`, got {self.device}")
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "sizes": list(self.sizes)}
+        noise = list(self.noise) if isinstance(self.noise, tuple) else self.noise
+        return {**asdict(self), "sizes": list(self.sizes), "noise": noise}

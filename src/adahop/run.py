@@ -102,7 +102,7 @@ def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) 
     storage = storage_in(config.state)
     sampler = make_sampler(config.method, graph, config.sizes, seed, storage, **options).to(config.device)
     dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
-    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype, storage=storage)
+    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype, config.noise, storage)
     return model, sampler
 
 
@@ -188,6 +188,8 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What a state belongs to: it fits no other run."""
         config = {k: list(v) if isinstance(v, tuple) else v for k, v in self.config.as_dict().items()}
+        if not self.config.noise:
+            del config["noise"]  # version 0.1 knew no dial, and its runs go on
         return {**config, "seed": self.result.seed, "data": content_hash(self.data)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -476,6 +476,14 @@ class AttentionScores(AttentionVariate):
 # --- by name ---------------------------------------------------------------------------------------------------------
 
 
+def dial(noise: float | Sequence[float], layers: int) -> list[float]:
+    """One number per layer from `noise`, a number or one per layer."""
+    each = list(noise) if isinstance(noise, list | tuple) else [noise] * layers
+    if len(each) != layers:
+        raise InputError(f"`noise` must be a number or one per layer, {layers} in all, got {len(each)}")
+    return [between(n, 0.0, 1.0, "noise") for n in each]
+
+
 def build(
     estimator: str,
     conv: Conv,
@@ -488,9 +496,7 @@ def build(
 ) -> nn.ModuleDict:
     """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs, all like `conv`."""
     parts = one_of(estimator, ESTIMATORS, "estimator").split("+")
-    dial = list(noise) if isinstance(noise, Sequence) else [noise] * len(widths)
-    if len(dial) != len(widths):
-        raise InputError(f"`noise` must be a number or one per layer, {len(widths)} in all, got {len(dial)}")
+    each = dial(noise, len(widths))
     if "scores" in parts and not conv.attends:
         raise InputError(f"`estimator` must not remember scores for a model without attention, got {estimator}")
     memories: dict[str, Sum] = {}
@@ -498,10 +504,10 @@ def build(
         memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage)
     for layer, width in list(enumerate(widths))[len(memories) :]:
         if parts[-1] == "scores":
-            memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, dial[layer], storage)
+            memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, each[layer], storage)
         elif parts[-1] in ("history", "snapshot"):
             kind = AttentionVariate if conv.attends else ControlVariate
-            memories[str(layer)] = kind(graph, width, parts[-1], dtype, dial[layer], storage)
+            memories[str(layer)] = kind(graph, width, parts[-1], dtype, each[layer], storage)
     return nn.ModuleDict(memories).to(x.device)
 
 

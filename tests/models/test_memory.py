@@ -7,6 +7,7 @@ import torch
 
 from adahop import draws, models, ops
 from adahop.checks import IdError, InputError
+from adahop.config import Config
 from adahop.diagnostics.frozen import run
 from adahop.features import Values
 from adahop.graph import Graph
@@ -154,6 +155,73 @@ def test_an_empty_memory_is_the_plain_estimate():
     block = NeighborSampler(g, [2]).sample([3, 4])[0]
     plain = ops.gather_sum(X[block.n_id], block.src, block.dst, block.weight * block.scale, block.ptr)
     assert torch.allclose(total(memory.eval(), X, block), plain)
+
+
+# --- the dial --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("kind", ["history", "snapshot"])
+def test_the_sum_is_unbiased_for_every_noise(kind, noise):
+    """The mean of 1,500 estimates within 5 standard errors at 120 places: 7e-5 to fail by chance, were they apart."""
+    g, seeds = normed(), torch.arange(20)
+    memory = ControlVariate(g, 6, kind, noise=noise).eval()
+    memory.refresh(X.roll(1, 0), None, passed=False)
+    sampler = NeighborSampler(g, [3], None, "systematic")
+    every = torch.stack([total(memory, X, sampler.sample(seeds)[0]) for _ in range(1500)]).double()
+    gap = (every.mean(0) - full_sum(g, X)[seeds]).abs()
+    assert bool((gap <= 5 * every.std(0) / 1500**0.5 + 1e-5).all())
+
+
+def test_noise_is_a_dial_between_the_memory_and_the_sample():
+    """With today's h remembered, the error of a draw is noise times that of the plain estimate."""
+    g = normed()
+    block = NeighborSampler(g, [2]).sample(torch.arange(60))[0]
+    memory = memory_of("snapshot", X)
+    plain = ops.gather_sum(X[block.n_id], block.src, block.dst, block.weight * block.scale, block.ptr)
+    exact = full_sum(g, X).float()
+    for noise in (0.0, 0.25, 1.0):
+        memory.noise.fill_(noise)  # a tensor: what was captured follows it
+        assert torch.allclose(total(memory, X, block), exact + noise * (plain - exact), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gat", "geniepath"])
+@pytest.mark.parametrize("estimator", ["history", "snapshot", "scores"])
+def test_attention_with_all_noise_is_the_sample_alone(name, estimator):
+    torch.manual_seed(0)
+    model = models.make(name, 6, 8, 3).eval()
+    g = messy_graph().normalized(*model.graph)
+    blocks = NeighborSampler(g, [2, 2]).sample(torch.arange(60))
+    want = run(model, X, blocks)
+    model.remember(estimator, g, X, noise=1.0)
+    assert torch.allclose(run(model, X, blocks), want, atol=1e-5)
+    model.remember(estimator, g, X, noise=(1.0, 0.0))
+    assert not torch.allclose(run(model, X, blocks), want, atol=1e-5)
+
+
+def test_the_dial_is_state_and_a_state_without_it_is_read():
+    memory, other = memory_of("snapshot", X), ControlVariate(normed(), 6, "snapshot")
+    memory.noise.fill_(0.5)
+    state = {k: v.clone() for k, v in memory.state().items()}
+    assert set(state) == {"history", "sums", "noise"}
+    other.restore(state)
+    assert float(other.noise) == 0.5 and torch.equal(other.history.value, memory.history.value)
+    other.noise.fill_(0.25)
+    other.restore({k: v for k, v in state.items() if k != "noise"})  # as version 0.1 wrote it
+    assert float(other.noise) == 0.25
+
+
+def test_noise_is_checked():
+    g, conv = normed(), models.GCNConv(6, 8)
+    for bad in (-0.1, 1.1, "much"):
+        with pytest.raises(InputError, match="`noise` must be"):
+            build("history", conv, g, X, [6, 8], noise=bad)
+    with pytest.raises(InputError, match="`noise` must be a number or one per layer, 2 in all, got 3"):
+        build("history", conv, g, X, [6, 8], noise=(0.0, 0.0, 0.0))
+    with pytest.raises(InputError, match="`noise` must be a number or one per layer, 2 in all, got 1"):
+        Config(noise=(0.5,))
+    made = build("exact+history", conv, g, X, [6, 8], noise=(0.0, 0.5))
+    assert float(made["1"].noise) == 0.5 and Config(noise=[0.0, 0.5]).noise == (0.0, 0.5)
 
 
 def test_a_history_is_written_in_training_only():

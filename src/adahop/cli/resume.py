@@ -57,6 +57,7 @@ class Stopped:
         known = {
             "dataset": self.dataset, "seed": self.seeds[0], "runs": len(self.seeds), "out": str(self.folder),
             "sizes": ",".join(map(str, self.config.sizes)), "log_variance": self.log_variance,
+            "noise": str(self.config.noise).strip("()").replace(" ", ""),
             "options": [f"{k}={_word(v)}" for k, v in self.config.method_options.items()],
         }  # fmt: skip
         if name in known:

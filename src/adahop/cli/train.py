@@ -47,6 +47,9 @@ def train(
     patience: Annotated[int, option("Stop after this many epochs without a better validation score; 0: never.")] = 0,
     prefetch: Annotated[int, option("Batches drawn ahead in a thread; feedback is that many batches late.")] = 0,
     estimator: Annotated[str | None, option(f"{', '.join(ESTIMATORS)}; default the method's own.")] = None,
+    noise: Annotated[
+        str, option("Sampling noise that a control variate leaves in, 0 to 1; one number, or one per layer.")
+    ] = "0.0",
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
@@ -94,7 +97,7 @@ def train(
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, estimator=estimator, average=average, device=device, capture=capture,
+        prefetch=prefetch, estimator=estimator, noise=levels(noise), average=average, device=device, capture=capture,
         half=half, tf32=tf32, cache=cache, state=state, partition=partition,
         model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
     )  # fmt: skip
@@ -152,6 +155,15 @@ def tell(summary: dict[str, Any], as_json: bool) -> None:
 def training(data: NodeData) -> int:
     """Nodes to train on; of a part, those of all parts."""
     return getattr(data, "training", None) or int(data.train_mask.sum())
+
+
+def levels(text: str) -> float | tuple[float, ...]:
+    """'0.5' as 0.5, '0,0.5' as (0.0, 0.5)."""
+    try:
+        each = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"`noise` must be numbers in [0, 1] with commas between, got '{text}'") from None
+    return each[0] if len(each) == 1 else each
 
 
 def method_options(texts: list[str]) -> dict[str, Any]:
