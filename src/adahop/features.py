@@ -122,23 +122,34 @@ class Values:
     @torch.no_grad()
     def norms(self, kernel: Tensor | None = None) -> Tensor:
         """|W h|^2 of every source (|h|^2 without W): [S], or with heads [S, heads]."""
+        x, w, bias = self._unmapped(), *self.joined(kernel)
+        if w is not None and bias is not None and self._squared(w) and len(x) and "mapped" not in self.kept:
+            square = ((x @ (w.t() @ w)) * x).sum(1)
+            return square.add_(x @ (w.t() @ bias), alpha=2.0).add_(bias.square().sum()).clamp_(min=0.0)
+        return self._measured(kernel).square().sum(-1)
+
+    def _squared(self, w: Tensor) -> bool:
+        """Whether |W E x| is found by the square of W E: where x is narrower than W E x."""
+        return w.dim() == 2 and w.shape[1] < w.shape[0]
+
+    def _measured(self, kernel: Tensor | None) -> Tensor:
+        """W h of every source (h without W), for a look at its size alone."""
         if kernel is not None and "mapped" in self.kept:
-            return self.kept["mapped"].square().sum(-1)
+            return self.kept["mapped"]
         x, w, bias = self._unmapped(), *self.joined(kernel)
         if w is None:
-            return x.square().sum(-1)
-        if bias is not None and w.dim() == 2 and w.shape[1] < w.shape[0] and len(x):
-            square = ((x @ (w.t() @ w)) * x).sum(1)  # by the square of W E, where x is narrower than W E x
-            return square.add_(x @ (w.t() @ bias), alpha=2.0).add_(bias.square().sum()).clamp_(min=0.0)
+            return x
         value = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
-        return value.unflatten(1, w.shape[:-1]).square().sum(-1)
+        return value.unflatten(1, w.shape[:-1])
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
         """|coef W h[src]|^2 of every edge, heads summed."""
-        h = self.kept.get("mapped") if kernel is not None else None if self.encoder else self.x
-        if torch.is_tensor(h) and h.dim() == coef.dim() + 1:
-            return ops.energies(h, block.src, coef)
+        w, bias = self.joined(kernel)
+        if w is None or bias is None or not self._squared(w):
+            h = self._measured(kernel)
+            if h.dim() == coef.dim() + 1:
+                return ops.energies(h, block.src, coef)
         square, norm = coef.square(), self.norms(kernel)[block.src]
         if square.dim() == 1:
             return square * norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from adahop.ops.drawing import reference
 from adahop.samplers import Labor
 from conftest import block_sum, full_sum, messy_graph, same_blocks
 
-PPI = Path(os.environ.get("ADAHOP_DATA", "data")) / "ppi_rebuilt_labels.npz"
+PPI = Path(__file__).parents[3] / "shared" / "data" / "ppi_rebuilt_labels.npz"
 
 
 @pytest.mark.parametrize("refine", [0, 1, 3])

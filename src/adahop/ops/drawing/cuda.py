@@ -31,10 +31,11 @@ def padded(
         return out
     any_ = edges.begin  # stands where a kernel reads nothing
     stream = key if isinstance(key, Stream) else Stream(key, any_, 0)
-    clip = rows.since is not None or rows.until is not None
-    since = torch.zeros_like(rows.row) if rows.since is None else rows.since
-    until = torch.full_like(rows.row, edges.indices.numel()) if rows.until is None else rows.until
-    clips = (since, until) if clip else (any_, any_)
+    clip, clips = rows.since is not None or rows.until is not None, (any_, any_)
+    if clip:
+        since = torch.zeros_like(rows.row) if rows.since is None else rows.since
+        until = torch.full_like(rows.row, edges.indices.numel()) if rows.until is None else rows.until
+        clips = (since, until)
     weight, many = any_ if edges.weight is None else edges.weight, k if isinstance(k, Tensor) else any_
     rest = (edges.indices, weight, rows.row, target, many, *out[:5], *stream, out.rows)
     args = (edges.begin, edges.first, edges.last, *clips, *rest)

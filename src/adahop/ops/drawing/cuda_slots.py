@@ -16,9 +16,11 @@ SUB = tl.constexpr(32)  # places that a mark is first located among
 
 @triton.jit
 def extent(begin, first, end, since, until, v, t, ok, CLIP: tl.constexpr):
-    """(start of the self-loops, how many; start of the true neighbours, how many) of the rows v, the batch's t-th."""
-    own, a = tl.load(begin + v, mask=ok, other=0), tl.load(first + v, mask=ok, other=0)
-    b = tl.load(end + v, mask=ok, other=0)
+    """(start of the self-loops, how many; start of the true neighbours, how many) of the rows v, the batch's t-th.
+
+    v must be a row of the graph even where t is not `ok`.
+    """
+    own, a, b = tl.load(begin + v), tl.load(first + v), tl.load(end + v)
     loops = a - own
     if CLIP:
         a = tl.maximum(a, tl.load(since + t, mask=ok, other=0))
