@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import warnings
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from adahop.methods import METHODS
 from adahop.train import Config
+from adahop_lab.experiments.stats import paired
 
 SURE = 0.05  # below this the best two count as different
 PAIRS = 3  # seeds that a paired test needs at least
@@ -21,19 +21,11 @@ def best_two(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     if len(rows) < 2:
         return None
     one, two = ({run["seed"]: run["test"] for run in row["runs"]} for row in rows[:2])
-    pairs = [(one[seed], two[seed]) for seed in one if seed in two]
-    if len(pairs) < PAIRS:
+    test = paired(one, two)
+    if test is None or test.seeds < PAIRS:
         return None
-    from scipy.stats import ttest_rel
-
-    gaps = [a - b for a, b in pairs]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gaps all alike: settled below
-        p = float(ttest_rel(*zip(*pairs, strict=True)).pvalue)
-    if len(set(gaps)) == 1:  # no spread to measure against
-        p = 0.0 if gaps[0] else 1.0
     names = [row["method"] for row in rows[:2]]
-    return {"methods": names, "seeds": len(pairs), "difference": statistics.fmean(gaps), "p": p}
+    return {"methods": names, "seeds": test.seeds, "difference": test.difference, "p": test.p}
 
 
 def show(console: Console, summary: dict[str, Any], configs: dict[str, Config]) -> None:
