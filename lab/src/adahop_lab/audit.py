@@ -40,7 +40,8 @@ def graph(seed: int = 0) -> Data:
         x=torch.randn(NODES, WIDTH, generator=g) * size, edge_index=edges,
         edge_weight=torch.rand(m, generator=g) * 2 + 0.1,
         edge_attr=torch.rand(m, 3, generator=g), kind=torch.randint(2, (m,), generator=g),
-        node_kind=torch.randint(2, (NODES,), generator=g), pos=torch.randn(NODES, 3, generator=g),
+        odds=size[edges[0], 0].sqrt() + 0.2, node_kind=torch.randint(2, (NODES,), generator=g),
+        pos=torch.randn(NODES, 3, generator=g),
     )  # fmt: skip
 
 
@@ -204,8 +205,8 @@ def audit(case: Case, rounds: int = ROUNDS) -> Result:
             reference = ours  # a mixture is neither: only its bias is looked at
         exact = not any(r.estimated for r in readings)
         remembered = _snapshot(case, data)
-        bias, error = _bias(case, data, model, whole, rounds, "adahop" if scaled else "graphsage")
-        plain_bias, plain_error = _bias(case, data, plain, whole, rounds, "graphsage")
+        bias, error = _bias(case, data, model, whole, rounds, scaled)
+        plain_bias, plain_error = _bias(case, data, plain, whole, rounds, False)
     return Result(case.name, ", ".join(said), scaled, exact, _far(ours, reference), remembered, _far(theirs, whole),
                   bias, plain_bias, math.hypot(error, plain_error))  # fmt: skip
 
@@ -249,16 +250,14 @@ def _snapshot(case: Case, data: Data) -> float:
 
 
 def _bias(
-    case: Case, data: Data, model: nn.Module, whole: Tensor, rounds: int, method: str
+    case: Case, data: Data, model: nn.Module, whole: Tensor, rounds: int, unequal: bool
 ) -> tuple[float, float]:  # fmt: skip
     """|mean over batches - whole| / |whole| less what chance adds to it, and its standard error.
 
-    Learned draws are stood in for by draws in proportion to the features' norms: unequal odds, fixed.
+    Learned draws are stood in for by draws in proportion to the size of the sources' features: unequal odds, fixed.
     """
-    loader = _loader(data, case, K, method=method, replace=False)
-    square = getattr(loader.sampler.policy, "square", None)
-    if square is not None:
-        square.copy_(data.x.square().sum(1).expand_as(square) + 0.1)
+    odds: dict[str, Any] = {"weight_attr": "odds"} if unequal else {"method": "graphsage"}
+    loader = _loader(data, case, K, replace=False, **odds)
     outs = torch.stack([case.call(model, batch)[:SEEDS] for _ in range(rounds) for batch in loader])
     noise = outs.var(0).sum() / rounds
     distance = (outs.mean(0) - whole).square().sum()
