@@ -79,6 +79,8 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "data": plain, "num_neighbors": [2, 2], "input_nodes": None, "batch_size": 30, "shuffle": False,
         "drop_last": False, "method": "bs.m", "seed": 0, "prefetch": 0, "replace": None, "disjoint": False,
         "subgraph_type": "directional", "directed": True, "weight_attr": None, "transform": None, "sampler": None,
+        "estimator": None, "transform_sampler_output": None, "batch_sampler": None, "neighbor_sampler": None,
+        "input_id": None, "generator": None, "pin_memory": False, "filter_per_worker": None,
     }  # fmt: skip
     measured = {"nodes": [0, 1], "repeats": 2, "seed": 0, "against": ("uniform",), "gradient": False}
     return {
@@ -124,7 +126,11 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "pyg.AdaptiveNeighborLoader.load_state_dict": (
             pyg.AdaptiveNeighborLoader(plain, [2]).load_state_dict,
             {"state": pyg.AdaptiveNeighborLoader(plain, [2]).state_dict()}),
-        "pyg.AdaptiveSampler": (pyg.AdaptiveSampler, {"data": plain, "num_neighbors": [2, 2], "method": "bs"}),
+        "pyg.AdaptiveSampler": (pyg.AdaptiveSampler, {
+            "data": plain, "num_neighbors": [2, 2], "method": "bs", "seed": None, "generator": None, "estimator": None,
+            "sampler": None}),
+        "pyg.AdaptiveSampler.load_state_dict": (
+            pyg.AdaptiveSampler(plain, [2]).load_state_dict, {"state": pyg.AdaptiveSampler(plain, [2]).state_dict()}),
         "diagnostics.variance": (diagnostics.variance, {
             "model": model, "sampler": adahop.make("bs", whole, [2, 2]), "data": data, "graph": None, **measured}),
         "diagnostics.Probe": (diagnostics.Probe, {"data": data, "every": 1, "at": (), "nodes": 3, **measured}),

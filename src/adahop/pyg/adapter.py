@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, NumNeighbors, SamplerOutput
 from torch_geometric.sampler.base import NegativeSampling, SubgraphType
 
-from adahop.checks import InputError, flag, node_ids
+from adahop.checks import InputError, KindError, flag, node_ids
 from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, draw_hops, weigh
@@ -114,6 +114,8 @@ class AdaptiveSampler(Learner, BaseSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a `state_dict` of a sampler over the same data; one of 0.1 has what was learned alone."""
+        if not isinstance(state, dict) or not {"sampler", "step"} & state.keys():
+            raise KindError(f"`state` must be the `state_dict` of an AdaptiveSampler, got {type(state).__name__}")
         if "sampler" not in state:
             self.sampler.load_state_dict(state)
             return

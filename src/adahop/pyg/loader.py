@@ -27,6 +27,7 @@ from adahop.pyg.source import (
     hops_of,
     inputs,
     node_sampler,
+    positions,
     pyg_options,
     seed_of,
     source,
@@ -174,9 +175,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     def _ordered(self) -> list[Tensor]:
         n = self.nodes.numel()
         if self._batch_order is not None:
-            return [node_ids(list(part), n, "batch_sampler") for part in self._batch_order]
+            return [positions(part, n, "batch_sampler") for part in self._batch_order]
         assert self._order is not None
-        place = node_ids([int(i) for i in self._order], n, "sampler")
+        place = positions(self._order, n, "sampler")
         parts = place.split(self.batch_size) if place.numel() else ()
         return [part for part in parts if part.numel() == self.batch_size or not self.drop_last]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NumNeighbors
 
-from adahop.checks import InputError, KindError, edge_weights, flag, node_ids, of_kind, one_of
+from adahop.checks import InputError, KindError, as_tensor, edge_weights, flag, node_ids, of_kind, one_of
 from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
@@ -192,6 +193,14 @@ def _order(sampler: object) -> Iterable[int] | None:
     return sampler
 
 
+def positions(values: Iterable[int], n: int, what: str) -> Tensor:
+    """What a torch sampler gives, as places in a list of n."""
+    try:
+        return node_ids([operator.index(i) for i in values], n, what)
+    except TypeError:
+        raise KindError(f"`{what}` must give positions in `input_nodes`, got {type(values).__name__}") from None
+
+
 def inputs(input_nodes: object, n: int, input_id: object = None) -> tuple[Tensor, Tensor]:
     """The nodes, and the id under which each is known in a batch: as in PyG, its place in a mask or in the list."""
     if isinstance(input_nodes, str) or (
@@ -202,7 +211,7 @@ def inputs(input_nodes: object, n: int, input_id: object = None) -> tuple[Tensor
     masked = getattr(input_nodes, "dtype", None) in (torch.bool, np.dtype(bool))
     if input_id is None:
         return nodes, nodes if masked else torch.arange(nodes.numel())
-    ids = torch.as_tensor(input_id).cpu()
+    ids = as_tensor(input_id, "input_id").cpu()
     if ids.shape != nodes.shape:
         raise InputError(f"`input_id` must have one id per input node, {nodes.numel()} in all, got {tuple(ids.shape)}")
     return nodes, ids
@@ -219,4 +228,5 @@ def subgraph_of(kind: object, disjoint: bool) -> str:
 def estimator_of(estimator: str | None, method: str, weight_attr: str | None, own: object) -> str:
     """As given; else a snapshot for the default method, and none where a user chose the odds or the sampler."""
     chosen = method != "adahop" or weight_attr is not None or own is not None
-    return one_of(estimator or ("plain" if chosen else "snapshot"), ESTIMATORS, "estimator")
+    own_choice = "plain" if chosen else "snapshot"
+    return one_of(own_choice if estimator is None else estimator, ESTIMATORS, "estimator")
