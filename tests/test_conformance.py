@@ -316,8 +316,8 @@ def test_updates_are_checked(name):
     good = numbers(blocks, 0)
     for bad, words in (
         (good[:1], "one tensor a block, 2 in all, got 1"),
-        ([good[0], good[1][:-1]], r"`energy\[1\]` must hold one number an edge"),
-        ([good[0][:, None], good[1]], r"`energy\[0\]` must hold one number an edge"),
+        ([good[0], good[1][:-1]], r"`energy\[1\]` must hold one number per edge"),
+        ([good[0][:, None], good[1]], r"`energy\[0\]` must hold one number per edge"),
     ):
         with pytest.raises(InputError, match=words):
             sampler.update(blocks, bad)

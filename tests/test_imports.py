@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import adahop
 from adahop import cli
 
 HEAVY = ("torch", "torch_geometric", "numba", "numpy")
@@ -63,3 +64,12 @@ def test_the_help_says_what_the_command_says(name):
     groups = {g.name: g.typer_instance.info.help for g in app.registered_groups}
     found = {c.name: c.callback.__doc__ for c in app.registered_commands} | groups
     assert found[name].strip().splitlines()[0] == cli.COMMANDS[name].about
+
+
+def test_submodules_are_attributes():
+    """As they were when `import adahop` loaded everything."""
+    assert loaded("import adahop; adahop.ops.set_threads(1); adahop.distributed.session", ("adahop.ops",)) == [
+        "adahop.ops"
+    ]
+    with pytest.raises(AttributeError, match="has no attribute 'nothing_of_the_kind'"):
+        adahop.nothing_of_the_kind  # noqa: B018

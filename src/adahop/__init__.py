@@ -36,13 +36,17 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("models", "pyg"):
-        return import_module(f"adahop.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'adahop' has no attribute '{name}'")
-    value = getattr(import_module(f"adahop.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    if name in _HOME:
+        value = getattr(import_module(f"adahop.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    try:  # a submodule, as after an import of all of them: adahop.ops.set_threads(1)
+        if not name.startswith("_"):
+            return import_module(f"adahop.{name}")
+    except ModuleNotFoundError as e:
+        if e.name != f"adahop.{name}":
+            raise
+    raise AttributeError(f"module 'adahop' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

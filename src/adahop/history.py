@@ -12,7 +12,7 @@ from adahop.storage import MEMORY, Storage
 
 
 class History(nn.Module):
-    """One row a node, in float32 or float16, on the device it is moved to. Not part of a model's state_dict.
+    """One row per node, in float32 or float16, on the device it is moved to. Not part of a model's state_dict.
 
     >>> history = History(3, 2)
     >>> history.push(torch.tensor([1]), torch.ones(1, 2)); history.pull(torch.tensor([0, 1])).tolist()

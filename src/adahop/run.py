@@ -31,7 +31,7 @@ from adahop.sum import Sum
 
 @dataclass
 class Result:
-    """What a run leaves: scores at the epoch that was best on validation, and the road there."""
+    """The result of a run: scores at the best validation epoch, and a row per epoch."""
 
     seed: int
     test: float

@@ -54,7 +54,7 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
     "self-normalised" (Hajek): e^score scale / sum e^score scale, consistent for any draw.
     "paper": a' = (sum over S of q) softmax over S (Sec. 5.3), with q summing to 1 for every draw, times scale. A
     target's own edge is known exactly, so it joins the normaliser instead of the sample.
-    "softmax": over the sample as if it were everyone; biased.
+    "softmax": over the sample as if it were all neighbours; biased.
     """
     n, row = block.num_dst, block.dst
     if form != "paper":
@@ -80,7 +80,7 @@ def attended(ends: Ends, block: Block, slope: float, form: str) -> Tensor:
     return attention(leaky_relu(s + t, slope), block, form)
 
 
-def everyone(graph: Graph, nodes: Tensor) -> Block:
+def all_neighbours(graph: Graph, nodes: Tensor) -> Block:
     """All in-edges of some nodes, as a block whose sources are the graph's own ids."""
     many = graph.indptr[nodes + 1] - graph.indptr[nodes]
     row, pos = ops.spans(graph.indptr[nodes], many)
@@ -97,7 +97,7 @@ class Sum(nn.Module):
     """Plain: the sample's messages, coef * W h, are added up.
 
     Others remember something of every node and need fewer samples, or none: they replace `total`, the sum of a_ij h_j
-    before W. Every form notes the messages that are left to chance, once, for whoever listens to the layer.
+    before W. Every form notes the messages that are left to chance, once, for the layer's listeners.
     """
 
     draws = True  # whether the layer's block still needs to be drawn
@@ -283,7 +283,7 @@ class ExactAttention(OnGraph, Sum):
     def forward(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block, drop: Drop = same
     ) -> Tensor:
-        every = everyone(self.graph, block.n_id[: block.num_dst])
+        every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         whole = Values(self.x, values.encoder)
         ends = conv.ends(whole, own, every)
         coef = attention(conv.scores(*ends.over(every)), every, "softmax")
@@ -410,7 +410,7 @@ class AttentionVariate(Variate):
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Tensor:
         self.settle()
-        every = everyone(self.graph, block.n_id[: block.num_dst])
+        every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         h, old = values.rows(), self.history.pull(block.n_id)
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, conv.source(Values(self.history.value.float()), every)[0])
@@ -425,7 +425,7 @@ class AttentionVariate(Variate):
         return total
 
     def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
-        """e^score of everyone as remembered, of the sample as it is and as remembered; and the normaliser of them."""
+        """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
         n, scale = block.num_dst, block.scale.unsqueeze(1)
         scored = ((then, every), (ends, block), (stale, block))
         all_of, new, gone = (conv.scores(*e.over(b)) for e, b in scored)
@@ -457,7 +457,7 @@ class AttentionScores(AttentionVariate):
     def total(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Tensor:
-        every = everyone(self.graph, block.n_id[: block.num_dst])
+        every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, self.history.value)
         stale = ends._replace(t=self.history.pull(block.n_id), by_edge=False)

@@ -27,19 +27,19 @@ def watch(model: nn.Module, reads: Reading | None = energy) -> Iterator[list[Ten
     torch.Size([1])
     """
     found: list[Tensor] = []
-    heard: set[str] = set()
+    seen: set[str] = set()
     layers = {} if reads is None else _layers(model, reads)
     with contextlib.ExitStack() as listening:
         for name, module in layers.items():
-            note = _note(name, found, heard)
+            note = _note(name, found, seen)
             if hasattr(module, "listeners"):
                 assert reads is not None
                 listening.enter_context(listen(module, _through(reads, note)))
             else:
-                handle = module.register_message_forward_hook(_overhear(note))
+                handle = module.register_message_forward_hook(_message_hook(note))
                 listening.callback(handle.remove)
         yield found
-    silent = [name or type(module).__name__ for name, module in layers.items() if name not in heard]
+    silent = [name or type(module).__name__ for name, module in layers.items() if name not in seen]
     if silent:
         raise RuntimeError(
             f"layer '{silent[0]}' passed no messages while watched; pass it edge_index, not a sparse matrix, and run it"
@@ -72,9 +72,9 @@ def _layers(model: nn.Module, reads: Reading) -> dict[str, Any]:
     return found
 
 
-def _note(name: str, found: list[Tensor], heard: set[str]) -> Callable[[Tensor], None]:
+def _note(name: str, found: list[Tensor], seen: set[str]) -> Callable[[Tensor], None]:
     def note(value: Tensor) -> None:
-        heard.add(name)
+        seen.add(name)
         found.append(value.detach())
 
     return note
@@ -84,7 +84,7 @@ def _through(reads: Reading, note: Callable[[Tensor], None]) -> Callable[[Messag
     return lambda messages: note(reads(messages))
 
 
-def _overhear(note):
+def _message_hook(note):
     def hook(module: MessagePassing, inputs: tuple, message: Tensor) -> None:
         note(message.detach().square().flatten(1).sum(1))
 

@@ -44,7 +44,7 @@ def frozen(model: GNN, plain: bool = False) -> Iterator[GNN]:
 
 
 @contextlib.contextmanager
-def overheard(model: GNN) -> Iterator[dict[int, Messages]]:
+def recorded(model: GNN) -> Iterator[dict[int, Messages]]:
     """The messages that each layer passed last, by layer, while the model runs with frozen weights."""
     found: dict[int, Messages] = {}
     with heard_by(model, lambda layer, m: found.update({layer: m})):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adahop.checks import count
-from adahop.diagnostics.frozen import overheard, run
+from adahop.diagnostics.frozen import recorded, run
 from adahop.diagnostics.truth import Truth
 from adahop.messages import Messages, energy, estimate
 from adahop.models import GNN
@@ -84,10 +84,10 @@ def measure(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int,
     """[Measured] of every layer, or of the first `layers`, for a frozen model and a sampler of one's own."""
     count(repeats, 1, "repeats")
     tallies = [_Tally(truth, layer) for layer in range(len(model.convs))][:layers]
-    with overheard(model) as heard:
+    with recorded(model) as found:
         for _ in range(repeats):
             run(model, x, sampler.sample(truth.nodes), len(tallies))
             for layer, tally in enumerate(tallies):
                 memory = model.memory(layer)
-                tally.add(heard[layer], memory is None or memory.draws)
+                tally.add(found[layer], memory is None or memory.draws)
     return [tally.result() for tally in tallies]

@@ -17,7 +17,7 @@ from adahop.messages import Messages
 from adahop.models import GAT, GATConv
 from adahop.ops import segment_max, segment_sum
 from adahop.samplers import Sampler
-from adahop.sum import everyone
+from adahop.sum import all_neighbours
 from adahop.watcher import listen
 
 
@@ -70,7 +70,7 @@ def _square(model: GAT, layer: int, h: Tensor, block: Block, graph: Graph) -> fl
     coef = said[0].coef
     u, v = conv.directions()
     s, t = own @ u.t(), h @ v.t()
-    edges = everyone(graph, block.n_id[:n])
+    edges = all_neighbours(graph, block.n_id[:n])
     every = leaky_relu(s[edges.dst] + t[edges.src], conv.slope)
     top = segment_max(every, edges.dst, n)
     true = segment_sum((every - top[edges.dst]).exp(), edges.dst, n).log() + top

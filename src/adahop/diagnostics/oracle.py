@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adahop.diagnostics.frozen import overheard, run, twin
+from adahop.diagnostics.frozen import recorded, run, twin
 from adahop.diagnostics.measure import Measured, measure
 from adahop.diagnostics.truth import Truth
 from adahop.messages import energy
@@ -49,10 +49,10 @@ def oracle_weights(model: GNN, sampler: NeighborSampler, x: Tensor, truth: Truth
     sizes = [-1 if at == layer else k for at, k in enumerate(sampler.sizes)]
     everyone = at_layer(sampler, layer, None, sampler.seed + 1, sizes=sizes)
     total = torch.zeros(truth.graph.num_edges, device=truth.graph.device)
-    with overheard(model) as heard:
+    with recorded(model) as found:
         for _ in range(1 if still else repeats):
             run(model, x, everyone.sample(truth.nodes), layer + 1)
-            total[heard[layer].block.pos] += energy(heard[layer])
+            total[found[layer].block.pos] += energy(found[layer])
     return total.sqrt()
 
 

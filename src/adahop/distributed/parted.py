@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Asked:
-    """Ids, sorted by the rank that owns them: each owner hears which are asked of it."""
+    """Ids, sorted by the rank that owns them: each owner receives those it is asked for."""
 
     def __init__(self, peers: Peers, bounds: Tensor, ids: Tensor):
         owner = torch.bucketize(ids, bounds[1:-1], right=True)
@@ -73,7 +73,7 @@ class PartedSampler(Sampler):
     """Node-wise sampling over shards: a target's owner draws for it, with its own policy state, and learns from it.
 
     Blocks have global node ids; `pos` is the edge's place among the answers of the step. Batches are those of one
-    process with the same seed; each rank takes the seeds that it owns, be they many or none.
+    process with the same seed; each rank takes the seeds that it owns, possibly none.
     """
 
     ordered = True  # ranks draw in step
@@ -94,7 +94,7 @@ class PartedSampler(Sampler):
         return self.inner.reads
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
-        """This rank's seeds of one process's batches; all are told a random number a seed, to find where those end."""
+        """This rank's seeds of one process's batches; one random number per seed tells where those end."""
         before = [int(many[0]) for (many,) in self.peers.gather([torch.tensor([nodes.numel()])])]
         mark = torch.arange(nodes.numel()) + sum(before[: self.peers.rank])  # the place among all ranks' nodes
         if shuffle:
@@ -128,7 +128,7 @@ class PartedSampler(Sampler):
         return Fetched(Drawn(pointer(count), place, prob, scale), src, e_id, weight)
 
     def _answer(self, layer: int, asked: Asked, key: int | random.Stream) -> list[list[Tensor]]:
-        """Draw for the own nodes that others (and this rank) asked for; what was drawn is kept, to be learnt from."""
+        """Draw for the own nodes that others (and this rank) asked for; what was drawn is kept, for the update."""
         g, dst = self.graph, torch.cat(asked.theirs) - self.shard.low
         rows = g.rows(dst)
         drawn = drawn_from(self.inner, rows, self.inner.expand(layer, rows, key))
@@ -169,7 +169,7 @@ class Halo:
 
 
 class PartedTeam(Team):
-    """Ranks that own a part each: seeds, draws, features and policy state of a node are its owner's business."""
+    """Ranks that own a part each: a node's owner has its seeds, draws, features and policy state."""
 
     remembers = False
 

@@ -182,7 +182,7 @@ class Team(Alone):
 
 
 class Share:
-    """A range of a replicated graph's nodes, of about equal work on every rank; `whole` makes everyone's rows of h."""
+    """A range of a replicated graph's nodes, of about equal work on every rank; `whole` gathers all rows of h."""
 
     def __init__(self, peers: Peers, graph: Graph):
         self.peers = peers

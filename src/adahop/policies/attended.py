@@ -1,4 +1,4 @@
-"""Attention without seeing everyone: scores of all neighbours from one number a node and head."""
+"""Attention over all neighbours without visiting them: scores from one number per node and head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Attended(Tracked):
     """q_ij in proportion to a_ij sqrt(v_j), for GAT: a_ij = softmax over all neighbours of act(s_i + t_j).
 
     s and t, as they were when a node was last a target or a source, are kept beside the norm v of `Tracked`: 8 bytes
-    per node and layer, and 8 per head. A node never seen has the mean of the others. A draw reads n numbers a target.
+    per node and layer, and 8 per head. A node never seen has the mean of the others. A draw reads n numbers per target.
 
     >>> policy = Attended(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.chances(0, torch.tensor([0]))[2].tolist()

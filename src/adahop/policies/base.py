@@ -1,4 +1,4 @@
-"""Policy: who is likely. State in buffers, `odds(layer)` before a draw, `update(layer, block, energy)` after a step."""
+"""Policy: the odds of each neighbour, `odds(layer)`, and what it learns, `update(layer, block, energy)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adahop.storage import MEMORY, Storage
 
 
 class Policy(OnGraph):
-    """Says how likely each neighbour is, one state a layer. The plain one is uniform and learns nothing."""
+    """The odds of each neighbour, with one state per layer. This class is uniform and learns nothing."""
 
     learns = False  # whether `update` changes its state; a class that writes one need not say so
     reads: Reading = staticmethod(energy)  # what it learns from, of a layer's messages
@@ -75,7 +75,7 @@ class Uniform(Policy):
 
 
 class Static(Policy):
-    """In proportion to fixed weights: the graph's own, or one number an edge in the user's order."""
+    """In proportion to fixed weights: the graph's own, or one number per edge in the user's order."""
 
     weight: Tensor | None
 

@@ -25,7 +25,7 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
     """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode.
 
     Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
-    that of the hidden layers (and of attention's one number an edge and head), not of the messages. The model is any
+    that of the hidden layers (and of attention's one number per edge and head), not of the messages. The model is any
     stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential, your own
     modules; or one of adahop.models. What it takes besides is given as it was in training, if it has been called on a
     batch of our loaders. Before that it gets the data's edge_weight and edge_attr where it insists on them, and an

@@ -1,4 +1,4 @@
-"""A Lightning callback that closes the learning loop: the sampler hears the model of every training batch."""
+"""A Lightning callback that closes the learning loop: the sampler learns from the model of every training batch."""
 
 from __future__ import annotations
 

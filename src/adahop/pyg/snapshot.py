@@ -326,7 +326,7 @@ class Snapshots:
         self.kept: dict[Propagate, list[Recorded]] = {}
         self.counts: dict[Propagate, int] = {}  # forwards in the pass under way
         self.updated_last: tuple[Tensor, int] | None = None
-        self.fresh = False  # whether a pass was heard since the last step
+        self.fresh = False  # whether there was a pass since the last step
         self.warned = False
         self.waiting = False  # for the model's first step, which shows how it is called
         self._own = {_place(v): k for k, v in data.to_dict().items() if torch.is_tensor(v)}
@@ -345,7 +345,7 @@ class Snapshots:
         self.counts.clear()
 
     def renew(self) -> None:
-        """A pass over the data, unless one was heard since the last step; a model that cannot make it goes without.
+        """A pass over the data, unless there was one since the last step; a model that cannot make it goes without.
 
         A model that may or may not take what the data has is waited for: its first step shows which.
         """

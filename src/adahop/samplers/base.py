@@ -1,4 +1,4 @@
-"""Sampler: chooses who speaks to whom, and states the scale that keeps the sum right."""
+"""Sampler: draws the edges of each layer and sets the scale that makes the sum unbiased."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Sampler(OnGraph):
         return blocks
 
     def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
-        """Learn from one number an edge of each block: the squared norm of its message."""
+        """Learn from one number per edge of each block: the squared norm of its message."""
         if not all(isinstance(given, list | tuple) for given in (blocks, energy)) or not all(
             isinstance(b, Block) for b in blocks
         ):
@@ -117,7 +117,7 @@ class Sampler(OnGraph):
         for i, (e, b) in enumerate(zip(given, blocks, strict=True)):
             if e.dim() == 0 or len(e) != b.num_edges or (e.dim() > 1 and self.reads is not messages.scores):
                 raise InputError(
-                    f"`energy[{i}]` must hold one number an edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
+                    f"`energy[{i}]` must hold one number per edge, {b.num_edges} in all, got shape {tuple(e.shape)}"
                 )
         drawn = list(blocks)
         if self.exchange is not None:
@@ -194,7 +194,7 @@ def check_sizes(sizes: Any) -> list[int]:
     """A list of positive fan-outs, or -1 for all, input layer first."""
     given = sizes.tolist() if isinstance(sizes, np.ndarray | Tensor) else sizes
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) == 0:
-        raise InputError(f"`sizes` must be a list with one number a layer, got {sizes!r}")
+        raise InputError(f"`sizes` must be a list with one number per layer, got {sizes!r}")
     if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) and (k > 0 or k == -1) for k in given):
         raise InputError(f"`sizes` must be positive or -1, got {list(given)}")
     return [int(k) for k in given]

@@ -1,4 +1,4 @@
-"""Our own samplers as runners: name:part=value, and `update=true` for a learner that hears after every batch."""
+"""Our own samplers as runners: name:part=value, and `update=true` for a learner that is updated after every batch."""
 
 from __future__ import annotations
 

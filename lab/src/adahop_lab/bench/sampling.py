@@ -1,4 +1,4 @@
-"""Sampling side by side: edges drawn and relabelled a second, ratios to the peers, state a node and an edge."""
+"""Sampling side by side: edges drawn and relabelled per second, ratios to the peers, state per node and edge."""
 
 from __future__ import annotations
 

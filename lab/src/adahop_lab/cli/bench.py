@@ -25,7 +25,7 @@ bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside 
 
 GRAPH = "rmat:N,E, star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
 PARTS = "With commas between; parts may be set, like bs:update=true or graphsage:policy=tracked:draw=systematic."
-PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform:ids=int32; none for nobody."
+PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform:ids=int32; none for none."
 CLOCK = "wall, or cpu: processor seconds, for one thread on a busy machine."
 AS_JSON = typer.Option("--json", help="One JSON object a line on stdout.")
 
@@ -38,7 +38,7 @@ def sampling(
     threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
     methods: Annotated[str, option(PARTS)] = ",".join(side_by_side.METHODS),
     peers: Annotated[str, option(PEERS)] = "dgl,pyg",
-    rounds: Annotated[int, option("Turns that everyone takes.")] = 5,
+    rounds: Annotated[int, option("Rounds per method.")] = 5,
     seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.25,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
     clock: Annotated[str, option(CLOCK)] = "wall",
@@ -64,8 +64,8 @@ def epoch(
     batch_size: Annotated[int, option("Training nodes a step.")] = 256,
     threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
     methods: Annotated[str, option(PARTS)] = ",".join(training.METHODS),
-    peers: Annotated[str, option("dgl, dgl:graphconv, dgl:sum-first; none for nobody.")] = "dgl",
-    rounds: Annotated[int, option("Epochs that everyone is measured for.")] = 3,
+    peers: Annotated[str, option("dgl, dgl:graphconv, dgl:sum-first; none for none.")] = "dgl",
+    rounds: Annotated[int, option("Epochs measured per method.")] = 3,
     arch: Annotated[str, option("plain or residual.")] = "residual",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 256,
     prefetch: Annotated[int, option("Batches our loader draws ahead in a thread of its own.")] = 0,
@@ -93,7 +93,7 @@ def degrees(
     batch_size: Annotated[int, option("Targets a batch.")] = 256,
     threads: Annotated[int, option("Threads.")] = 1,
     methods: Annotated[str, option(PARTS)] = ",".join(by_degree.METHODS),
-    rounds: Annotated[int, option("Turns that everyone takes.")] = 5,
+    rounds: Annotated[int, option("Rounds per method.")] = 5,
     seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.1,
     clock: Annotated[str, option(CLOCK)] = "wall",
     out: Annotated[str | None, option("Folder for degrees.jsonl and a plot.")] = None,

@@ -124,7 +124,7 @@ def one_thread() -> Iterator[None]:
 
 
 def settle() -> None:
-    """The start of a worker: one thread, no ear for Ctrl-C (its parent has one), and no life without its parent."""
+    """The start of a worker: one thread, Ctrl-C left to its parent, and ended with it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, daemon=True).start()
