@@ -22,10 +22,14 @@ Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while 
 
 
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W h + b. W [out, in] for h [..., in]; or W [heads, out, in] for h [rows, heads, in], b [heads, out]."""
+    """W h + b. W [out, in] for h [..., in]; or W [heads, out, in] for h [rows, heads, in], b [heads, out].
+
+    b may have a row for each of h; either way it joins the product, which costs no pass of its own.
+    """
     weight = ops.widened(weight, h)
     if weight.dim() == 2:
-        return linear(h, weight, bias)
+        by_row = bias is not None and bias.dim() == 2
+        return torch.addmm(bias, h, weight.t()) if by_row and bias is not None else linear(h, weight, bias)
     out = torch.einsum("dhi,hoi->dho", h, weight)
     return out if bias is None else out + bias
 
@@ -92,13 +96,14 @@ class Values:
         assert self.encoder is not None
         return mapped(x, self.encoder.weight, self.encoder.bias)
 
-    def sum(self, block: Block, coef: Tensor, kernel: Tensor) -> Tensor:
-        """sum over a target's edges of coef * W h: [targets, out], or with heads [targets, heads, out]."""
+    def sum(self, block: Block, coef: Tensor, kernel: Tensor, rest: Tensor | None = None) -> Tensor:
+        """rest + sum over a target's edges of coef * W h: [targets, out], or with heads [targets, heads, out]."""
         if self._maps_first(kernel, block):
-            return gather(self.mapped(kernel), block, coef)
+            total = gather(self.mapped(kernel), block, coef)
+            return total if rest is None else total + rest
         w, bias = self.joined(kernel)
         assert w is not None
-        total = mapped(self.summed(block, coef), w)
+        total = mapped(self.summed(block, coef), w, rest)
         return total if bias is None else total + shares(block, coef).unsqueeze(-1) * bias
 
     def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:

@@ -104,11 +104,19 @@ class Sum(nn.Module):
     shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
     late = False  # whether dropout comes after the sum: a dropped input would be noise that a memory cannot know
 
-    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block, drop: Drop = same) -> Tensor:
-        """[targets, out], or with heads [targets, heads, out]: the sum of a_ij W h_j; own is the targets' h."""
+    def forward(
+        self,
+        conv: Conv,
+        values: Values,
+        own: Tensor | None,
+        block: Block,
+        drop: Drop = same,
+        rest: Tensor | None = None,
+    ) -> Tensor:
+        """rest + the sum of a_ij W h_j: [targets, out], or with heads [targets, heads, out]; own: the targets' h."""
         ends = conv.ends(values, own, block)
         coef, kernel = conv.coef(ends, block), conv.kernel()
-        total = values.sum(block, coef, kernel)
+        total = values.sum(block, coef, kernel, rest)
         conv.note(lambda: Messages(block, coef, values, kernel if conv.narrows() else None, ends))
         return total
 
@@ -170,8 +178,8 @@ class Conv(nn.Module):
     ) -> Tensor:
         """The targets' new h from the sources' and the targets' own; `drop` is for forms that drop after the sum."""
         values = h if isinstance(h, Values) else Values(h)
-        total = how(self, values, own, block, drop)
-        return self.update(total, drop(own) if how.late and own is not None else own)
+        here = drop(own) if how.late and own is not None else own
+        return self.update(how(self, values, own, block, drop, self.rest(here)), here)
 
     # --- what a model writes -----------------------------------------------------------------------------------------
 
@@ -179,9 +187,13 @@ class Conv(nn.Module):
         """W: [out, in], or with heads [heads, out, in]."""
         raise NotImplementedError
 
+    def rest(self, own: Tensor | None) -> Tensor | None:
+        """What is added to the sum: a bias, or a row per target; it joins the product with W."""
+        return None
+
     def update(self, total: Tensor, own: Tensor | None) -> Tensor:
-        """The targets' new h from the sum of a_ij W h_j."""
-        raise NotImplementedError
+        """The targets' new h from the sum of a_ij W h_j and the rest."""
+        return total
 
     def ends(self, values: Values, own: Tensor | None, block: Block) -> Ends | None:
         """What both ends of an edge bring to its coefficient, beside the graph's weight; None: nothing."""
@@ -252,17 +264,25 @@ class ExactSum(Sum):
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", full_sums(graph, ones), persistent=False)
 
-    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block, drop: Drop = same) -> Tensor:
+    def forward(
+        self,
+        conv: Conv,
+        values: Values,
+        own: Tensor | None,
+        block: Block,
+        drop: Drop = same,
+        rest: Tensor | None = None,
+    ) -> Tensor:
         nodes = block.n_id[: block.num_dst]
         sums = drop(ops.table_rows(self.sums, nodes))
 
-        def total(kernel: Tensor | None) -> Tensor:
+        def total(kernel: Tensor | None, rest: Tensor | None = None) -> Tensor:
             kernel, bias = join(kernel, values.encoder)
-            out = sums if kernel is None else mapped(sums, kernel)
+            out = sums if kernel is None else mapped(sums, kernel, rest)
             return out if bias is None else out + self.weights[nodes] * bias
 
         conv.note(lambda: certain(block, torch.zeros_like(block.scale), total))
-        return total(conv.kernel())
+        return total(conv.kernel(), rest)
 
 
 class ExactAttention(OnGraph, Sum):
@@ -281,7 +301,13 @@ class ExactAttention(OnGraph, Sum):
         self.register_buffer("x", x, persistent=False)
 
     def forward(  # type: ignore[override]
-        self, conv: Attention, values: Values, own: Tensor | None, block: Block, drop: Drop = same
+        self,
+        conv: Attention,
+        values: Values,
+        own: Tensor | None,
+        block: Block,
+        drop: Drop = same,
+        rest: Tensor | None = None,
     ) -> Tensor:
         every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         whole = Values(self.x, values.encoder)
@@ -295,7 +321,8 @@ class ExactAttention(OnGraph, Sum):
             return out if bias is None else out + bias
 
         conv.note(lambda: certain(block, torch.zeros(block.num_edges, coef.shape[1], device=coef.device), total))
-        return total(conv.kernel())
+        out = total(conv.kernel())
+        return out if rest is None else out + rest
 
 
 class Variate(OnGraph, Sum):
@@ -326,8 +353,16 @@ class Variate(OnGraph, Sum):
         """1 - noise: how much of the control variate is taken."""
         return 1.0 - self.noise
 
-    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block, drop: Drop = same) -> Tensor:
-        return mapped(drop(self.total(conv, values, own, block)), conv.kernel())
+    def forward(
+        self,
+        conv: Conv,
+        values: Values,
+        own: Tensor | None,
+        block: Block,
+        drop: Drop = same,
+        rest: Tensor | None = None,
+    ) -> Tensor:
+        return mapped(drop(self.total(conv, values, own, block)), conv.kernel(), rest)
 
     def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
         """The sum of a_ij h_j."""
@@ -370,9 +405,10 @@ class ControlVariate(Variate):
     def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
         nodes, h = block.n_id[: block.num_dst], values.rows()
         base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
-        change = h - self.trust * self.history.pull(block.n_id)
+        trust = self.trust
+        change = torch.addcmul(h, self.history.pull(block.n_id), -trust)
         coef = block.weight * block.scale
-        total = gather(change, block, coef) + self.trust * base
+        total = torch.addcmul(gather(change, block, coef), base, trust)
         conv.note(lambda: Messages(block, coef, Values(change), total=lambda: total))
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)

@@ -23,8 +23,8 @@ class GCNConv(Conv):
     def kernel(self) -> Tensor:
         return self.linear.weight
 
-    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
-        return total + self.linear.bias
+    def rest(self, own: Tensor | None) -> Tensor:
+        return self.linear.bias
 
 
 class GCN(GNN):
@@ -48,9 +48,9 @@ class SAGEConv(Conv):
     def kernel(self) -> Tensor:
         return self.others.weight
 
-    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
+    def rest(self, own: Tensor | None) -> Tensor:
         assert own is not None
-        return total + self.own(own)
+        return self.own(own)
 
 
 class SAGE(GNN):
