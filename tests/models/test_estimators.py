@@ -128,7 +128,7 @@ def test_self_normalised_is_consistent():
     error, bias = {}, {}
     for form in ("self-normalised", "softmax"):
         for k in (3, 12, 48):
-            block = NeighborSampler(g, [k], policy, "systematic").sample(torch.arange(copies))[0]
+            block = NeighborSampler(g, [k], policy, "depround").sample(torch.arange(copies))[0]
             leaf = block.n_id[block.src] - copies
             coef = attention(score[leaf][:, None], block, form)[:, 0]
             out = torch.zeros(copies).index_add_(0, block.dst, coef * value[leaf])
