@@ -48,7 +48,7 @@ def own(graph, sizes, seed=0):
     return sampler
 
 
-METHODS["own"] = Method("own", "node-wise", True, "4 bytes per node and layer", own)
+OWN = Method("own", "node-wise", True, "4 bytes per node and layer", own)
 RUNS["own"] = {}
 PARTED = {"graphsage": {}, "bs": {"model": "gat"}, "adahop": {}}
 
@@ -149,4 +149,5 @@ def main(home: Path) -> None:
 
 
 if __name__ == "__main__":
+    METHODS["own"] = OWN
     main(Path(sys.argv[1]))

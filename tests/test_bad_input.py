@@ -280,7 +280,8 @@ RIGHT = {
 }
 
 
-ELSEWHERE = {"bench inference"}  # measures in processes of its own, too slow for two hundred of them; see test_bench.py
+# these measure in processes of their own, too slow for two hundred of them; see test_bench.py
+ELSEWHERE = {"bench inference", "bench setup"}
 
 
 def flags() -> list[tuple[str, str]]:

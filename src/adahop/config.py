@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from adahop import models
-from adahop.checks import InputError, between, count, one_of
+from adahop.checks import InputError, between, count, of_kind, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.base import check_sizes
 from adahop.sum import ESTIMATORS, dial
@@ -50,6 +50,8 @@ class Config:
         object.__setattr__(self, "sizes", tuple(check_sizes(self.sizes)))
         for name, low in (("hidden", 1), ("epochs", 1), ("batch_size", 1), ("patience", 0), ("prefetch", 0)):
             count(getattr(self, name), low, name)
+        for name in ("model_options", "method_options"):
+            of_kind(getattr(self, name), dict, name)
         between(self.lr, 1e-12, 1e6, "lr")
         between(self.weight_decay, 0.0, 1e6, "weight_decay")
         between(self.dropout, 0.0, 0.999, "dropout")

@@ -12,7 +12,7 @@ import adahop
 from adahop import models, ops
 from adahop.checks import InputError
 from adahop.diagnostics import Probe, Truth, gradient_variance, measure, probe_nodes, variance
-from adahop.diagnostics.frozen import frozen, overheard, run, twin
+from adahop.diagnostics.frozen import frozen, recorded, run, twin
 from adahop.diagnostics.oracle import Oracle, oracle_weights
 from adahop.graph import Graph
 from adahop.messages import energy, estimate
@@ -145,7 +145,8 @@ def test_the_oracle_is_best_and_its_own_equal(draw):
     user[g.eid.long()] = best
     sampler = NeighborSampler(g, [3], Static(g, 1, user), draw)
     row = variance(model, sampler, data, nodes=[0, 1, 2], repeats=600, gradient=False)[0]
-    assert row["over_oracle"] == pytest.approx(1.0, abs=0.09)
+    # without replacement the variance also depends on the order of a row, which prefix sums keep and a scan shuffles
+    assert row["over_oracle"] == pytest.approx(1.0, abs=0.2 if draw == "systematic" else 0.09)
     assert row["effective_over_oracle"] == pytest.approx(1.0, abs=0.02)
     assert row["over_uniform"] < 0.9
     even = variance(model, NeighborSampler(g, [3], None, draw), data, nodes=[0, 1, 2], repeats=600, gradient=False)[0]
@@ -165,7 +166,7 @@ def test_the_oracle_knows_of_the_noise_below():
     # average the layer's own energies from plain runs
     total = torch.zeros(g.num_edges)
     everyone = NeighborSampler(g, [1, -1], seed=5)
-    with torch.no_grad(), frozen(model), overheard(model) as heard:
+    with torch.no_grad(), frozen(model), recorded(model) as heard:
         for _ in range(300):
             blocks = everyone.sample([3])
             run(model, x, blocks)
@@ -184,9 +185,9 @@ def test_oracle_leaves_the_other_layers_to_the_policy():
     policy = Oracle(thanos.policy, 1, None)
     drawn = ops.Drawn(torch.tensor([0, 1]), g.first[3:4] + 0, torch.ones(1), torch.full((1,), 7.0))
     policy.odds(1)
-    assert policy.scaled(torch.tensor([3]), drawn) is drawn
+    assert policy.scaled(g.rows(torch.tensor([3])), drawn) is drawn
     policy.odds(0)
-    assert float(policy.scaled(torch.tensor([3]), drawn).scale) != 7.0
+    assert float(policy.scaled(g.rows(torch.tensor([3])), drawn).scale) != 7.0
 
 
 def toy_like(graph, x):
@@ -233,7 +234,7 @@ def test_estimates_before_and_after_the_map():
     block = NeighborSampler(g, [2]).sample([3, 4])
     sums = []
     for mapped in (True, False):
-        with torch.no_grad(), overheard(model) as heard:
+        with torch.no_grad(), recorded(model) as heard:
             run(model, x, block)
             sums.append(estimate(heard[0], mapped))
     assert sums[0].shape == (2, 3) and sums[1].shape == (2, 6)
@@ -319,7 +320,7 @@ def test_measuring_is_deterministic_and_seeded():
 
 def test_a_failure_closes_the_ears():
     model, g, x, _ = setup()
-    with pytest.raises(IndexError), frozen(model, plain=True), overheard(model):
+    with pytest.raises(IndexError), frozen(model, plain=True), recorded(model):
         run(model, x[:1], NeighborSampler(g, [2, 2]).sample([3, 4]))
     assert not any(conv.listeners for conv in model.convs) and model.training
 

@@ -83,7 +83,8 @@ def test_the_step_on_the_device_names_the_same_stream():
         for form, key in ((ops.padded, stream), (ops.padded, stream.now()), (ops.padded.reference, stream))
     )
     assert all(torch.equal(a, b) for a, b in zip(one[:5], other[:5], strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(one[:5], plain[:5], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one[:2], plain[:2], strict=True))
+    assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(one[2:5], plain[2:5], strict=True))  # divisions
 
 
 def some_odds(kind: str, graph: Graph) -> Odds:

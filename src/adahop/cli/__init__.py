@@ -28,7 +28,7 @@ COMMANDS = {
         "adahop.cli.train:train",
     ),
     "variance": Command(
-        "Measure E|estimate - truth|^2 of every layer's sum, against uniform draws and against the oracle.",
+        "Measure E|estimate - truth|^2 of every layer's sum, relative to uniform draws and to the oracle.",
         "adahop.cli.variance:variance",
     ),
     "list": Command("List the methods, models and data sets.", "adahop.cli.listing:listing"),
