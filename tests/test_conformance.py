@@ -56,7 +56,7 @@ def fingerprint(name: str) -> str:
     for blocks in travel(build(name, seed=11), 6):
         for block in blocks:
             for t in block:
-                h.update(np.asarray(t).tobytes())
+                h.update(b"" if t is None else np.asarray(t).tobytes())
     return h.hexdigest()
 
 
