@@ -78,8 +78,9 @@ def test_the_step_on_the_device_names_the_same_stream():
     g = small_graph().to(DEVICE)
     dst, stream = torch.arange(16, device=DEVICE), random.Stream(random.key(7), torch.tensor(9, device=DEVICE), 1)
     assert stream.now() == random.key(7, 9, 1)
+    loops = int((g.first - g.indptr[:-1]).max())
     one, other, plain = (
-        form(g.edges, g.rows(dst), dst, 3, 1, "multinomial", Odds(), key)
+        form(g.edges, g.rows(dst), dst, 3, loops, "multinomial", Odds(), key)
         for form, key in ((ops.padded, stream), (ops.padded, stream.now()), (ops.padded.reference, stream))
     )
     assert all(torch.equal(a, b) for a, b in zip(one[:5], other[:5], strict=True))
