@@ -76,14 +76,18 @@ def test_zipped_loaders_each_learn_from_their_own_batches():
 
 def test_the_first_batch_alone():
     loader, model = make(method="bs"), net()
+    before = loader.sampler.policy.visits.clone()
     loader.learn(model)
     batch = next(iter(loader))
     steps(model, [batch])
     loader.learn(None)
+    assert not torch.equal(loader.sampler.policy.visits, before)
     plain = make(method="bs")
     other = net()
-    with plain.feedback(other, next(iter(plain))):
+    batch = next(iter(plain))
+    with plain.feedback(other, batch):
         steps(other, [batch])
+    assert torch.equal(plain.sampler.policy.visits, loader.sampler.policy.visits)
 
 
 # --- transforms that change edges ------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ class Batches(Generic[Own, Drawn]):
             self.sampler.update(blocks, energy)
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """Rows to look up; a tensor, or something that keeps them elsewhere."""
 
     def __len__(self) -> int: ...
@@ -247,8 +247,8 @@ class Loader(Batches[Sampler, list[Block]]):
         if not isinstance(sampler, Sampler):
             raise KindError(f"`sampler` must be a sampler of adahop, got {type(sampler).__name__}")
         n = sampler.graph.num_nodes
-        self.x: Table | None = getattr(data, "x", None)
-        self.y: Table | None = getattr(data, "y", None)
+        self.x: RowTable | None = getattr(data, "x", None)
+        self.y: RowTable | None = getattr(data, "y", None)
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
@@ -317,7 +317,7 @@ class Loader(Batches[Sampler, list[Block]]):
         return Data(**parts)
 
 
-def _rows(table: Table, ids: Tensor) -> Tensor:
+def _rows(table: RowTable, ids: Tensor) -> Tensor:
     """Some rows, in parallel where it is a tensor; other tables may have an `index_select` of their own."""
     select: Callable[[int, Tensor], Tensor] | None = getattr(table, "index_select", None)
     return table[ids] if select is None else select(0, ids)

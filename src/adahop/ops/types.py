@@ -117,7 +117,7 @@ class Plan(NamedTuple):
     work: np.ndarray  # [T + 1] cumulative cost of the rows
 
 
-class Padded(NamedTuple):
+class Slots(NamedTuple):
     """Drawn edges in slots, `loops` + `most` per row: a shape that chance does not change.
 
     n_id is the targets, then the source of every drawn slot; the other tensors hold one number per slot. An empty slot

@@ -63,6 +63,7 @@ class Learner:
     def learn(self, model: nn.Module | None) -> None:
         """Learn from `model` whenever it trains on a batch of this loader, from now on; None ends it."""
         if self._model is not None:
+            self._take_back(done=False)  # the last step counts
             Root.of(self._model).leave(self)
         self._model, self._handed = model, []
         if model is not None:

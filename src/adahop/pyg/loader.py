@@ -45,9 +45,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     A batch has the data's node and edge attributes, `edge_index` in local ids (seeds first), `n_id`, `e_id` (the place
     in `data.edge_index`), `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges` per hop, and with
     `disjoint` also `batch`. `num_neighbors` counts from the seeds outwards, as in PyG; each node draws once, where it
-    first appears. `scale` makes the sum over a node's drawn edges unbiased, and `edge_weight` is scale times the data's
-    own `edge_weight`: pass it to the model, and call `scale_messages(model)` once, for layers that take none and for
-    GCNConv, which needs the degrees of the whole graph. `weight_attr` draws in proportion to fixed weights.
+    first appears. `scale` makes the sum over a node's drawn edges unbiased; `scale_messages(model)`, called once,
+    applies it inside the layers. `edge_weight` is the data's own where it has one, else the scale. `weight_attr` draws
+    in proportion to fixed weights.
     estimator="snapshot" (of method "adahop", once it learns) remembers each layer's output for all nodes from a pass
     over the data, made at an epoch's start unless the model was just evaluated, and draws what changed since.
 

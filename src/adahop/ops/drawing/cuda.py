@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adahop.ops.drawing import cuda_slots, cuda_subset
 from adahop.ops.random import Stream
-from adahop.ops.types import Drawn, Edges, Odds, Padded, Rows
+from adahop.ops.types import Drawn, Edges, Odds, Rows, Slots
 
 BLOCK = 512  # neighbours scanned at a time
 WARPS, MORE = 2, 4  # of a program that scans weights; that looks nodes up, or scans several times
@@ -22,7 +22,7 @@ def power(n: int) -> int:
 
 def padded(
     edges: Edges, rows: Rows, target: Tensor, k: int | Tensor, loops: int, how: str, odds: Odds, key: int | Stream
-) -> Padded:
+) -> Slots:
     """`loops` + k slots per row, see `cuda_slots`."""
     if how == "poisson" or odds.prefix is not None or edges.indices.numel() == 0:
         return NotImplemented
@@ -62,14 +62,14 @@ def padded(
     return out
 
 
-def _empty(target: Tensor, k: int | Tensor, loops: int) -> Padded:
+def _empty(target: Tensor, k: int | Tensor, loops: int) -> Slots:
     rows = target.numel()
     most = k if isinstance(k, int) else int(k.max()) if k.numel() else 0
     m, device = rows * (loops + most), target.device
     n_id = torch.empty(rows * (1 + most), dtype=torch.long, device=device)
     pos = torch.empty(m, dtype=torch.long, device=device)
     prob, scale, weight = torch.empty(3, m, device=device)
-    return Padded(n_id, pos, prob, scale, weight, rows, loops, most)
+    return Slots(n_id, pos, prob, scale, weight, rows, loops, most)
 
 
 def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int | Stream) -> Drawn:

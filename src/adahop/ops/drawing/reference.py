@@ -9,7 +9,7 @@ from adahop.ops import random
 from adahop.ops.numbering import reference as numbering
 from adahop.ops.registry import OPS
 from adahop.ops.segments import pointer, segment_max, segment_sum, spans
-from adahop.ops.types import Drawn, Edges, Near, Odds, Padded, Rows, plain_odds
+from adahop.ops.types import Drawn, Edges, Near, Odds, Rows, Slots, plain_odds
 
 FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
 ROUNDS = 50  # a row's constant is settled when no more of its probabilities reach 1, mostly after a few rounds
@@ -197,7 +197,7 @@ def padded(
     how: str,
     odds: Odds,
     key: int | random.Stream,
-) -> Padded:
+) -> Slots:
     """`draw` into slots of a fixed shape, `loops` + k per row (the largest of k where it is a tensor).
 
     `target` holds the node of each row; a row has `loops` self-loops at most.
@@ -217,7 +217,7 @@ def padded(
     source = target.repeat_interleave(wide)
     source[slot] = edges.indices[drawn.pos].long()
     n_id = torch.cat([target, source.view(many, wide)[:, loops:].flatten()])
-    return Padded(n_id, pos, prob, scale, weight, many, loops, most)
+    return Slots(n_id, pos, prob, scale, weight, many, loops, most)
 
 
 def labor(edges: Edges, rows: Rows, k: int, refine: int, nodes: int, key: int) -> Drawn:
