@@ -9,7 +9,9 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +20,24 @@ import torch
 from adahop.checks import InputError
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block ends: raised inside a write of `torch.save`, it would break or abort the process."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *args: held.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[-1])
+
+
+@uninterrupted()
 def write_whole(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
     """Writes a temporary file, then renames: a reader sees the old file or the new one, never a part."""
     beside = path.parent / f".{path.name}.{os.getpid()}.part"
@@ -126,7 +146,8 @@ class Records:
 
     def tensors(self, name: str, state: dict[str, Any]) -> None:
         buffer = io.BytesIO()
-        torch.save(state, buffer)
+        with uninterrupted():
+            torch.save(state, buffer)
         write_whole(self.folder / name, buffer.getvalue())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 import torch
@@ -73,3 +74,17 @@ def test_a_row_that_cannot_be_written(records):
     (records.folder / "a.jsonl").mkdir()
     with pytest.raises(InputError, match="must be writable, got Is a directory"):
         records.row("a.jsonl", {})
+
+
+def test_an_interrupt_waits_for_the_file(tmp_path):
+    class Interrupting:
+        def __reduce__(self):
+            signal.raise_signal(signal.SIGINT)
+            return complex, (3.0,)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a.pt", lambda f: torch.save([Interrupting()], f))
+    assert torch.load(tmp_path / "a.pt", weights_only=False) == [3]
+    with pytest.raises(KeyboardInterrupt):
+        Records(tmp_path).tensors("b.pt", {"a": Interrupting()})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
