@@ -24,6 +24,7 @@ NEVER = {
     "checks": ("torch_geometric", "adahop.graph", "adahop.ops", *SAMPLERS, *MODELS, *ABOVE),
     "graph": (*SAMPLERS, *MODELS, *ABOVE),
     "block": (*SAMPLERS, *MODELS, *ABOVE),
+    "typed": ("adahop.graph", *SAMPLERS, *MODELS, *ABOVE),
     "draws": (*SAMPLERS, *MODELS, *ABOVE),
     "policies": (*MODELS, *ABOVE, "adahop.samplers", "adahop.sum", "adahop.watcher", "torch.optim"),
     "samplers": (*MODELS, *ABOVE, "adahop.sum", "adahop.watcher", "torch.optim"),

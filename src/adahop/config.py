@@ -10,7 +10,7 @@ import torch
 from adahop import models
 from adahop.checks import InputError, between, count, of_kind, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
-from adahop.samplers.base import check_sizes
+from adahop.samplers.sizes import check_sizes
 from adahop.sum import ESTIMATORS, dial
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,26 +20,16 @@ from adahop.checks import (
     edge_weights,
     flag,
     in_range,
+    node_ids,
     one_of,
     room_for,
     whole,
 )
 from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, spans
+from adahop.typed import Relation, Types, check_relations, of_hetero
 
-
-class Types(NamedTuple):
-    """Nodes of several types, one after the other in one range of ids, and relations between them.
-
-    A row is (relation, target): only rows with edges are stored, those of a target side by side.
-    """
-
-    nodes: dict[str, int]  # type -> its first id, in order
-    relations: tuple[tuple[str, str, str], ...]  # (source type, name, target type)
-    starts: tuple[int, ...]  # [relations + 1] edges are numbered relation after relation: the first of each
-    ptr: Tensor  # [N + 1] target i's rows are ptr[i]:ptr[i + 1]
-    relation: Tensor  # [R] of each row
-    shift: Tensor  # [R] a source j of the row is state j + shift of the (relation, source) pairs
-    sources: int  # how many such pairs there are
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
 
 
 class Graph:
@@ -121,13 +111,51 @@ class Graph:
 
     @classmethod
     def from_data(cls, data: Any) -> Graph:
-        """The graph of a PyG `Data`; `edge_weight`, where there is one, becomes the weight."""
-        if type(data).__name__ == "HeteroData":
-            raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
+        """The graph of a PyG `Data` or `HeteroData`; `edge_weight`, where there is one, becomes the weight."""
+        if hasattr(data, "edge_types") and hasattr(data, "node_types"):
+            return cls._typed(*of_hetero(data))
         if getattr(data, "edge_index", None) is None:
             raise InputError("`data` must have an `edge_index`, got none")
         weight = getattr(data, "edge_weight", None)
         return cls.from_edge_index(data.edge_index, weight, num_nodes=data.num_nodes)
+
+    @classmethod
+    def from_relations(
+        cls,
+        num_nodes: Mapping[str, int],
+        edge_index: Mapping[Relation, Any],
+        weight: Mapping[Relation, Any] | None = None,
+    ) -> Graph:
+        """Nodes of several types, and for each relation (source type, name, target type) an `edge_index` [2, E] in the
+        ids of its two types.
+
+        >>> g = Graph.from_relations({"user": 2, "item": 3}, {("user", "rates", "item"): [[0, 1, 1], [2, 2, 0]]})
+        >>> g.types.nodes, g.relations, g.degree().tolist()
+        ({'user': 0, 'item': 2}, (('user', 'rates', 'item'),), [0, 0, 1, 0, 2])
+        """
+        return cls._typed(*check_relations(num_nodes, edge_index, weight))
+
+    def to_data(self) -> Data | HeteroData:
+        """The graph as a PyG `Data`, or as a `HeteroData` where it has types, in the user's own edge order."""
+        from torch_geometric.data import Data, HeteroData
+
+        edge_index, weight = self.edge_index(), None
+        if self.weight is not None:
+            weight = self.weight if self.eid is None else torch.empty_like(self.weight)
+            if self.eid is not None:
+                weight[self.eid.long()] = self.weight
+        if self.types is None:
+            return Data(edge_index=edge_index, edge_weight=weight, num_nodes=self.num_nodes)
+        data = HeteroData()
+        for name, many in self.types.num_nodes.items():
+            data[name].num_nodes = many
+        for i, (source, name, target) in enumerate(self.relations):
+            of = slice(self.types.starts[i], self.types.starts[i + 1])
+            first = torch.tensor([[self.types.nodes[source]], [self.types.nodes[target]]], device=self.device)
+            data[source, name, target].edge_index = edge_index[:, of] - first
+            if weight is not None:
+                data[source, name, target].edge_weight = weight[of]
+        return data
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -159,17 +187,24 @@ class Graph:
         relation = torch.arange(len(kinds)).repeat_interleave(torch.tensor(many))
         key = (dst * len(kinds) + relation) * 2 + (src != dst)
         order = torch.argsort(key, stable=True)
-        row, row_of, size = torch.unique_consecutive(key[order] // 2, return_inverse=True, return_counts=True)
-        indptr = pointer(size)
-        loops = torch.zeros_like(size).index_add_(0, row_of, (src == dst)[order].long())
+        if len(num_nodes) == len(kinds) == 1:  # every node has its row, as in a graph without types
+            row, row_of, size = torch.arange(n), dst[order], torch.bincount(dst, minlength=n)
+        else:
+            row, row_of, size = torch.unique_consecutive(key[order] // 2, return_inverse=True, return_counts=True)
+        indptr, loop = pointer(size), src == dst
+        first = indptr[:-1]  # the same memory where nothing is a loop: a line less to read
+        if bool(loop.any()):
+            first = first + torch.zeros_like(size).index_add_(0, row_of, loop[order].long())
         sources = pointer(torch.tensor([num_nodes[k[0]] for k in kinds]))
         own = row % len(kinds)
         shift = (sources[:-1] - torch.tensor([start[k[0]] for k in kinds]))[own]
         ptr = pointer(torch.bincount(row // len(kinds), minlength=n))
         types = Types(start, kinds, tuple(pointer(torch.tensor(many)).tolist()), ptr, own, shift, int(sources[-1]))
         w = None if weight is None else torch.cat([weight[k] for k in kinds])[order]
-        eid = _small(order, order.numel())
-        return cls(indptr, _small(src[order], n), w, eid, indptr[:-1] + loops, types=types)
+        built = cls(indptr, _small(src[order], n), w, _small(order, order.numel()), first, types=types)
+        for _, t in built._tensors():
+            large_pages(t)
+        return built
 
     @classmethod
     def _build(cls, n: int, src: Tensor, dst: Tensor, weight: Tensor | None, ordered: bool) -> Graph:
@@ -194,6 +229,20 @@ class Graph:
     @property
     def num_nodes(self) -> int:
         return self.num_rows if self.types is None else self.types.ptr.numel() - 1
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """(source type, name, target type) of each relation; none in a graph without types."""
+        return () if self.types is None else self.types.relations
+
+    def ids(self, values: Any, what: str = "seeds") -> Tensor:
+        """Nodes as the operations know them: ids or a mask, and in a typed graph also {type: ids}, (type, ids) or a
+        type, for all its nodes. Ids of a type count from its first node."""
+        if self.types is not None:
+            return self.types.ids(values, what)
+        if isinstance(values, str | Mapping) or (isinstance(values, tuple) and any(isinstance(v, str) for v in values)):
+            raise InputError(f"`{what}` must be ids or a mask, as the graph has no node types, got {values!r}")
+        return node_ids(values, self.num_nodes, what)
 
     @property
     def num_rows(self) -> int:
@@ -229,13 +278,18 @@ class Graph:
         """The stored edges as the operations read them, row after row."""
         return Edges(self.indptr[:-1], self.first, self.last, self.indices, self.weight, self.eid)
 
-    def rows(self, nodes: Tensor, since: Tensor | None = None, until: Tensor | None = None) -> Rows:
+    def rows(
+        self, nodes: Tensor, since: Tensor | None = None, until: Tensor | None = None, only: Tensor | None = None
+    ) -> Rows:
         """The rows of some targets: what is drawn from. Times, one per target, leave edges before `since` and from
-        `until` on out."""
+        `until` on out; `only`, a mask of the relations, leaves out those that are not in it."""
         rows = Rows(nodes)
         if self.types is not None:
             start = self.types.ptr[nodes]
             target, row = spans(start, self.types.ptr[nodes + 1] - start)
+            if only is not None:
+                kept = only[self.types.relation[row]]
+                target, row = target[kept], row[kept]
             rows = Rows(row, nodes, target)
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
@@ -329,6 +383,9 @@ class Graph:
         for name, t in self._tensors():
             h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
             h.update(t.detach().cpu().contiguous().numpy().tobytes())
+        if self.types is not None:
+            h.update(repr((self.types.nodes, self.types.relations, self.types.starts)).encode())
+            h.update(self.types.ptr.cpu().numpy().tobytes() + self.types.relation.cpu().numpy().tobytes())
         return h.hexdigest()
 
     def replace(self, **changes: Any) -> Graph:
@@ -340,8 +397,7 @@ class Graph:
         device = device_of(device)
         moved: dict[str, Any] = {k: t.to(device, non_blocking=non_blocking) for k, t in self._tensors()}
         if self.types is not None:
-            where = {k: getattr(self.types, k).to(device) for k in ("ptr", "relation", "shift")}
-            moved["types"] = self.types._replace(**where)
+            moved["types"] = self.types.to(device)
         return self.replace(**moved)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -353,7 +409,9 @@ class Graph:
             yield "last", self.ends
 
     def __repr__(self) -> str:
-        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={self.weight is not None})"
+        kinds = "" if self.types is None else f", types={list(self.types.nodes)}, relations={len(self.relations)}"
+        weighted = self.weight is not None
+        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, weighted={weighted}{kinds})"
 
 
 class OnGraph(nn.Module):

@@ -6,17 +6,17 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from adahop import messages, ops
 from adahop.block import Block, Seeds
-from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, node_ids, of_kind
+from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.ops import Drawn, Rows, random
 from adahop.samplers import loop
 from adahop.samplers.loop import Draw, Fetched, Numbering
+from adahop.samplers.sizes import read_sizes
 from adahop.storage import MEMORY, Storage
 
 EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
@@ -39,6 +39,7 @@ class Sampler(OnGraph):
     by_owner = False  # whether the owner of a part of the graph can draw for its own nodes
     divisible = True  # whether the seeds of a batch can be dealt to several ranks
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
+    sized_by: tuple[str, ...] = ()  # what sizes may be told apart by in a typed graph: "relation", "type"
     reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
     exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
@@ -52,11 +53,13 @@ class Sampler(OnGraph):
         implied(cls, "penalises", by="penalty")
         implied(cls, "ordered", by="draw")
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):
+    def __init__(self, graph: Graph, sizes: Any, seed: int = 0, storage: Storage = MEMORY):
         super().__init__()
         if not isinstance(graph, Graph):
             raise KindError(f"`graph` must be an adahop.Graph, got {type(graph).__name__}")
-        self.graph, self.sizes, self.seed = graph, check_sizes(sizes), count(seed, -(2**63), "seed")
+        self.graph, self.seed = graph, count(seed, -(2**63), "seed")
+        self.sized = read_sizes(sizes, graph.types, self.sized_by)
+        self.sizes = self.sized.most
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))
         self._scratch = of_kind(storage, Storage, "storage").full((graph.num_nodes,), -1, torch.int32)
@@ -66,7 +69,7 @@ class Sampler(OnGraph):
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """The nodes in batches, in an order that the seed and the number of the epoch alone decide."""
-        nodes = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
+        nodes = self.graph.ids(nodes, "nodes").to(self.graph.device)
         size = count(batch_size, 1, "batch_size")
         if flag(shuffle, "shuffle"):
             nodes = random.shuffled(nodes, random.key(self.seed, EPOCH, int(self.epochs)))
@@ -94,11 +97,11 @@ class Sampler(OnGraph):
 
     @torch.no_grad()
     def sample(self, seeds: Any, numbering: Numbering | None = None) -> list[Block]:
-        """Blocks for the seeds, input layer first; the last block's targets are the seeds.
+        """Blocks for the seeds, input layer first; the last block's targets are the seeds (see `Graph.ids`).
 
         Nodes are numbered once each, targets first, unless another `numbering` is chosen.
         """
-        seeds = node_ids(seeds, self.graph.num_nodes).to(self.graph.device)
+        seeds = self.graph.ids(seeds).to(self.graph.device)
         blocks = self.draw(seeds) if numbering is None else loop.sample(self, Seeds(seeds), numbering)
         self.step.add_(1)
         return blocks
@@ -146,6 +149,11 @@ class Sampler(OnGraph):
         """All layers' blocks: the loop, unless a sampler has a way of its own."""
         return loop.sample(self, Seeds(seeds))
 
+    def rows(self, layer: int, dst: Tensor, until: Tensor | None = None) -> Rows:
+        """What a layer draws from for some targets; relations of size 0 have no part in it."""
+        only = self.sized.drawn(layer, self.graph.types)
+        return self.graph.rows(dst, until=until, only=only)
+
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw | Fetched:
         """Which edges of the rows are taken, with which probability and scale."""
         raise NotImplementedError
@@ -188,13 +196,3 @@ class Sampler(OnGraph):
                 self.learn(blocks, energy)
 
         return apply
-
-
-def check_sizes(sizes: Any) -> list[int]:
-    """A list of positive fan-outs, or -1 for all, input layer first."""
-    given = sizes.tolist() if isinstance(sizes, np.ndarray | Tensor) else sizes
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) == 0:
-        raise InputError(f"`sizes` must be a list with one number per layer, got {sizes!r}")
-    if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) and (k > 0 or k == -1) for k in given):
-        raise InputError(f"`sizes` must be positive or -1, got {list(given)}")
-    return [int(k) for k in given]

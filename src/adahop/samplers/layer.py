@@ -23,8 +23,12 @@ class LayerSampler(Sampler):
     exactly. `inner`: a layer's targets are sources too (their own h is at hand), so edges between targets are taken
     exactly and the draw is left to new nodes; False leaves them to chance as the papers print it.
 
+    In a typed graph all relations share the draw; sizes may be a dict by node type, a draw each, as HGTLoader's are.
+
     A new sampler says who is likely: `odds(layer, dst, near)`, one number a candidate.
     """
+
+    sized_by = ("type",)
 
     def __init__(
         self,
@@ -47,7 +51,19 @@ class LayerSampler(Sampler):
 
     def chances(self, layer: int, dst: Tensor, near: Near, key: int) -> tuple[Tensor, Tensor]:
         """(prob, scale) of every candidate, scale 0 where it was not drawn."""
-        return ops.pick(self.odds(layer, dst, near), self.sizes[layer], self.how, key)
+        return self.pick(layer, self.odds(layer, dst, near), near.nodes, key)
+
+    def pick(self, layer: int, odds: Tensor, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """The layer's size of some nodes, or of those of each type, by their odds."""
+        if self.sized.source is None or self.graph.types is None:
+            return ops.pick(odds, self.sizes[layer], self.how, key)
+        kind = self.graph.types.type_of(nodes)
+        prob, scale = (torch.zeros(nodes.numel(), device=nodes.device) for _ in range(2))
+        for t, size in enumerate(self.sized.source[layer].tolist()):
+            own = kind == t
+            if size != 0:
+                prob[own], scale[own] = ops.pick(odds[own], size, self.how, random.key(key, t))
+        return prob, scale
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
         assert isinstance(key, int)
@@ -92,7 +108,8 @@ class FastGCN(LayerSampler):
         self.register_buffer("importance", column.pow(between(power, 0.01, 4.0, "power")), persistent=False)
 
     def chances(self, layer: int, dst: Tensor, near: Near, key: int) -> tuple[Tensor, Tensor]:
-        prob, scale = ops.pick(self.importance, self.sizes[layer], self.how, key)
+        everyone = torch.arange(self.graph.num_nodes, device=near.nodes.device)
+        prob, scale = self.pick(layer, self.importance, everyone, key)
         return prob[near.nodes], scale[near.nodes]
 
 

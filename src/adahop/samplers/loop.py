@@ -13,6 +13,7 @@ from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, Plan, Rows, random
 from adahop.samplers.budget import passed_down
+from adahop.typed import TypedBatch, Types
 
 if TYPE_CHECKING:
     from adahop.samplers.base import Sampler
@@ -49,7 +50,7 @@ def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -
                 dst = by.skipped(dst)
                 continue
             until = None if seeds.time is None else seeds.time[by.trees()]
-            rows = sampler.graph.rows(dst, until=until)._replace(weigh=weigh)
+            rows = sampler.rows(layer, dst, until)._replace(weigh=weigh)
             block = by.number(sampler, rows, sampler.expand(layer, rows, by.key(sampler, layer)))
             blocks.append(block)
             dst = by.next(block)
@@ -224,6 +225,10 @@ class Merged(Compact):
         self.tree: Tensor | None = None
         self.start = 0  # the first of the present targets
         self.edges: list[Tensor] = []
+
+    def by_type(self, types: Types, blocks: list[Block]) -> TypedBatch:
+        """The drawn blocks of a typed graph as PyG has them: ids by type, edges by relation."""
+        return types.batch(blocks, (self.n_id, self.edges, self.counts))
 
     def begin(self, sampler: Sampler, seeds: Tensor) -> Tensor:
         self.n_id, self.scratch, self.nodes = seeds, sampler._scratch, max(sampler.graph.num_nodes, 1)

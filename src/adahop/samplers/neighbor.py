@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import flag, one_of
+from adahop.checks import InputError, flag, one_of
 from adahop.graph import Graph
 from adahop.messages import Reading
 from adahop.ops import Drawn, Rows, random
@@ -29,6 +30,8 @@ class NeighborSampler(Sampler):
     scale = 1/(k q) with replacement and 1/pi without, so that sum weight * scale * h[src] has the full sum as its mean.
     With `budget`, sizes are totals a layer, spread over a batch's targets (see `spread`) by the variance each would
     have and by what it counts for in the sums above: a batch's size is known beforehand, whatever the degrees are.
+    In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
+    of the sources.
 
     >>> sampler = NeighborSampler(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2])
     >>> sampler.sample([0])[0].scale.tolist()
@@ -36,11 +39,12 @@ class NeighborSampler(Sampler):
     """
 
     per_node = True
+    sized_by = ("relation", "type")
 
     def __init__(
         self,
         graph: Graph,
-        sizes: Sequence[int],
+        sizes: Sequence[int] | Mapping[Any, Sequence[int]],
         policy: Policy | None = None,
         draw: str = "multinomial",
         seed: int = 0,
@@ -49,6 +53,8 @@ class NeighborSampler(Sampler):
     ):
         super().__init__(graph, sizes, seed, storage)
         self.budget = flag(budget, "budget")
+        if self.sized.source is not None and not budget:
+            raise InputError("`sizes` must go by relation where they are not a budget, got node types")
         self.how = one_of(draw, ops.DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
         self.policy.prepare(self.how, self.fan_out)
@@ -81,7 +87,9 @@ class NeighborSampler(Sampler):
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
         drawn = (k for layer, k in enumerate(self.sizes) if layer not in self.skip)
-        return not (self.budget or self.how == "poisson" or self.policy.own_draw or any(k < 0 for k in drawn))
+        return self.sized.relation is None and not (
+            self.budget or self.how == "poisson" or self.policy.own_draw or any(k < 0 for k in drawn)
+        )
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
         k = self.many(layer, rows, key)
@@ -94,14 +102,39 @@ class NeighborSampler(Sampler):
         return self.policy.scaled(rows, drawn)
 
     def many(self, layer: int, rows: Rows, key: int | random.Stream) -> Tensor:
-        """How many each row draws: one number for all, or a share of the layer's budget each."""
-        size, row = self.sizes[layer], rows.row
-        if rows.weigh is None or size < 0:
+        """How many each row draws: one number for all, one per relation, or a share of the layer's budget each."""
+        size, row, relation = self.sizes[layer], rows.row, self.sized.relation
+        if not self.budget:
+            return alike(size, row.device) if relation is None else self._of_relation(relation[layer], row)
+        if size < 0 and relation is None and self.sized.source is None:
             return alike(size, row.device)
+        assert rows.weigh is not None and isinstance(key, int), "a budget is spread on the host"
         most = self.graph.last[row] - self.graph.first[row]
         weigh = rows.weigh if rows.target is None else rows.weigh[rows.target]
-        assert isinstance(key, int), "a budget is spread on the host"
-        return spread(size, weigh * self.policy.strength(layer, rows), most, random.key(key, BUDGET))
+        strength, key = weigh * self.policy.strength(layer, rows), random.key(key, BUDGET)
+        if relation is None and self.sized.source is None:
+            return spread(size, strength, most, key)
+        return self._shares(layer, row, strength, most, key)
+
+    def _of_relation(self, each: Tensor, row: Tensor) -> Tensor:
+        """One number per row from one per relation."""
+        assert self.graph.types is not None
+        return each.to(row.device)[self.graph.types.relation[row]]
+
+    def _shares(self, layer: int, row: Tensor, strength: Tensor, most: Tensor, key: int) -> Tensor:
+        """A budget per relation, or per type of the sources, spread over its own rows."""
+        types = self.graph.types
+        assert types is not None
+        each, group = self.sized.relation, torch.arange(len(types.relations))
+        if each is None:
+            each, group = self.sized.source, torch.tensor([source for source, _ in types.ends])
+        assert each is not None
+        of, many = self._of_relation(group, row), torch.full_like(most, -1)
+        for g, total in enumerate(each[layer].tolist()):
+            own = of == g
+            if total >= 0:
+                many[own] = spread(total, strength[own], most[own], random.key(key, g))
+        return many
 
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:

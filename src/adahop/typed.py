@@ -1,0 +1,279 @@
+"""Types and relations: names and dictionaries at the doors, offsets in one range of ids inside."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adahop.block import Block
+from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, in_range, node_ids, one_of
+from adahop.ops import pointer
+
+if TYPE_CHECKING:
+    from torch_geometric.data import HeteroData
+
+Relation = tuple[str, str, str]  # (source type, name, target type)
+
+
+class Types(NamedTuple):
+    """Nodes of several types, one after the other in one range of ids, and relations between them.
+
+    A row is (relation, target): only rows with edges are stored, those of a target side by side (with one type and one
+    relation, all of them: a row is then a node, as in a graph without types).
+    """
+
+    nodes: dict[str, int]  # type -> its first id, in order
+    relations: tuple[Relation, ...]  # (source type, name, target type)
+    starts: tuple[int, ...]  # [relations + 1] edges are numbered relation after relation: the first of each
+    ptr: Tensor  # [N + 1] target i's rows are ptr[i]:ptr[i + 1]
+    relation: Tensor  # [R] of each row
+    shift: Tensor  # [R] a source j of the row is state j + shift of the (relation, source) pairs
+    sources: int  # how many such pairs there are
+
+    @property
+    def bounds(self) -> list[int]:
+        """[types + 1] the first id of each type, and one past the last of all."""
+        return [*self.nodes.values(), self.ptr.numel() - 1]
+
+    @property
+    def num_nodes(self) -> dict[str, int]:
+        """How many nodes each type has."""
+        ends = self.bounds[1:]
+        return {name: end - start for (name, start), end in zip(self.nodes.items(), ends, strict=True)}
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """The place of each relation's source type and target type among the types."""
+        place = {name: i for i, name in enumerate(self.nodes)}
+        return [(place[source], place[target]) for source, _, target in self.relations]
+
+    def number(self, relation: Relation | str, what: str = "relation") -> int:
+        """The number of a relation, named in full or, where that is clear, by its middle name alone."""
+        if isinstance(relation, str):
+            alike = [i for i, known in enumerate(self.relations) if relation in (known[1], "__".join(known))]
+            if len(alike) > 1:
+                both = " and ".join(str(self.relations[i]) for i in alike[:2])
+                raise InputError(f"`{what}` must be named in full where several share a name, {both}, got '{relation}'")
+            if alike:
+                return alike[0]
+        elif isinstance(relation, Sequence) and tuple(relation) in self.relations:
+            return self.relations.index(tuple(relation))  # type: ignore[arg-type]
+        raise unknown(relation, self.relations, what)
+
+    def type_of(self, ids: Tensor) -> Tensor:
+        """The place of each node's type among the types, in `nodes`' order."""
+        inner = torch.tensor(self.bounds[1:-1], device=ids.device)
+        return torch.bucketize(ids, inner, right=True)
+
+    def ids(self, values: Any, what: str = "seeds") -> Tensor:
+        """The ids in the one range. `values`: {type: ids or mask}, (type, ids or mask), a type (all its nodes), or
+        such ids already."""
+        if isinstance(values, str):
+            return torch.arange(*self.span(values, what))
+        if isinstance(values, Mapping):
+            parts = [self._of_type(name, some, what) for name, some in values.items()]
+            return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        if isinstance(values, tuple) and len(values) == 2 and isinstance(values[0], str):
+            return self._of_type(values[0], values[1], what)
+        return node_ids(values, self.ptr.numel() - 1, what)
+
+    def _of_type(self, name: str, some: Any, what: str) -> Tensor:
+        start, end = self.span(name, what)
+        if some is None:
+            return torch.arange(start, end)
+        return node_ids(some, end - start, f"{what}['{name}']").cpu() + start
+
+    def span(self, name: str, what: str = "type") -> tuple[int, int]:
+        """The first id of a type and one past its last."""
+        bounds = self.bounds
+        at = list(self.nodes).index(one_of(name, self.nodes, f"{what}'s node type"))
+        return bounds[at], bounds[at + 1]
+
+    def split(self, ids: Tensor) -> dict[str, Tensor]:
+        """The same nodes by type, in ids of their types and in the order given; every type has an entry."""
+        kind = self.type_of(ids)
+        return {name: ids[kind == i] - start for i, (name, start) in enumerate(self.nodes.items())}
+
+    def to(self, device: torch.device | str) -> Types:
+        return self._replace(**{k: getattr(self, k).to(device) for k in ("ptr", "relation", "shift")})
+
+    def batch(
+        self, blocks: Sequence[Block], merged: tuple[Tensor, list[Tensor], list[int]] | None = None
+    ) -> TypedBatch:
+        """Some blocks, input layer first, as PyG has them: ids by type, edges by relation.
+
+        `merged` says how nodes are numbered where a batch has numbers of its own: its n_id, and hop after hop from the
+        seeds on the edges in these numbers and how many nodes were new, the seeds first.
+        """
+        hops = list(reversed(blocks))
+        if merged is None:
+            new = [hops[0].num_dst, *(b.num_src - b.num_dst for b in hops)]
+            merged = blocks[0].n_id, [b.edge_index for b in hops], new
+        nodes, edges, found = merged
+        kind = self.type_of(nodes)
+        many = len(self.nodes)
+        order = torch.argsort(kind, stable=True)
+        size = torch.bincount(kind, minlength=many)
+        local = torch.empty_like(order)
+        local[order] = torch.arange(order.numel(), device=order.device) - pointer(size)[kind[order]]
+        by_type = order.split(size.tolist())
+        of_node = [torch.bincount(k, minlength=many).tolist() for k in kind.split(found)]
+        relation = [_relation(b) for b in hops]
+        place, ptr = by_relation(torch.cat(relation), len(self.relations))
+        both = torch.cat(edges, 1)[:, place]
+        e_id = torch.cat([b.e_id for b in hops])[place]
+        cut, of_edge = ptr.tolist(), [torch.bincount(r, minlength=len(self.relations)).tolist() for r in relation]
+        span = [slice(a, b) for a, b in itertools.pairwise(cut)]
+        return TypedBatch(
+            n_id={t: nodes[at] - start for (t, start), at in zip(self.nodes.items(), by_type, strict=True)},
+            edge_index={r: local[both[:, s]] for r, s in zip(self.relations, span, strict=True)},
+            e_id={r: e_id[s] - first for r, s, first in zip(self.relations, span, self.starts, strict=False)},
+            num_nodes={t: [hop[i] for hop in of_node] for i, t in enumerate(self.nodes)},
+            num_edges={r: [hop[i] for hop in of_edge] for i, r in enumerate(self.relations)},
+            node={t: at for t, at in zip(self.nodes, by_type, strict=True)},
+            edge={r: place[s] for r, s in zip(self.relations, span, strict=True)},
+        )
+
+
+class TypedBatch(NamedTuple):
+    """A batch by type and relation, nodes and edges in the order of the hops that found them.
+
+    Every type and relation has an entry, an empty one where nothing was drawn. `node` and `edge` lead back: of what
+    holds one row per node of the batch, `rows[batch.node[type]]` are those of a type, and of what holds one entry per
+    drawn edge, hop after hop from the seeds on, `entries[batch.edge[relation]]` are those of a relation.
+    """
+
+    n_id: dict[str, Tensor]  # ids in the type's own range
+    edge_index: dict[Relation, Tensor]  # [2, M] places in the n_id of the source type and of the target type
+    e_id: dict[Relation, Tensor]  # the edge in the user's own order of that relation
+    num_nodes: dict[str, list[int]]  # found in each hop, the seeds first
+    num_edges: dict[Relation, list[int]]  # drawn in each hop, that of the seeds first
+    node: dict[str, Tensor]
+    edge: dict[Relation, Tensor]
+
+    def by_relation(self, values: Sequence[Tensor]) -> dict[Relation, Tensor]:
+        """One tensor per block, input layer first, as one per relation: `[b.scale for b in blocks]`, for instance."""
+        joined = torch.cat(list(reversed(values)))
+        return {r: joined[at] for r, at in self.edge.items()}
+
+    def by_block(self, values: Mapping[Relation, Tensor], blocks: Sequence[Block]) -> list[Tensor]:
+        """The way back: one tensor per relation as one per block, input layer first."""
+        some = next(iter(values.values()))
+        many = [b.num_edges for b in reversed(blocks)]
+        joined = some.new_zeros(sum(many), *some.shape[1:])
+        for relation, at in self.edge.items():
+            joined[at] = values[relation]
+        return list(joined.split(many))[::-1]
+
+
+def _relation(block: Block) -> Tensor:
+    """[M] the relation of each edge of a block; a block of a layer that was skipped has none."""
+    if block.relation is None or block.row_ptr is None:
+        return block.e_id.new_zeros(block.num_edges)
+    return block.relation.repeat_interleave(block.row_ptr.diff(), output_size=block.num_edges)
+
+
+def by_relation(relation: Tensor, relations: int) -> tuple[Tensor, Tensor]:
+    """(order, ptr): places sorted by relation, as they came within one, and where each relation starts."""
+    return torch.argsort(relation, stable=True), pointer(torch.bincount(relation, minlength=relations))
+
+
+def unknown(relation: Any, relations: Iterable[Relation], what: str) -> InputError:
+    """What to say of a relation that is not among those of the graph."""
+    known = {"__".join(r): r for r in relations}
+    given = relation if isinstance(relation, str) else "__".join(map(str, relation)) if _named(relation) else ""
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5) or [
+        full for full, r in known.items() if difflib.SequenceMatcher(None, given, r[1]).ratio() > 0.6
+    ]
+    hint = f"; did you mean {known[near[0]]}?" if near else ""
+    return InputError(f"`{what}` must be one of {', '.join(map(str, known.values()))}, got {relation!r}{hint}")
+
+
+def _named(relation: Any) -> bool:
+    return isinstance(relation, Sequence) and not isinstance(relation, str)
+
+
+# --- the doors -------------------------------------------------------------------------------------------------------
+
+
+class Edged(NamedTuple):
+    """Checked edges by relation, in the ids of their types."""
+
+    num_nodes: dict[str, int]
+    edge_index: dict[Relation, Tensor]
+    weight: dict[Relation, Tensor] | None
+
+
+def check_relations(num_nodes: Any, edge_index: Any, weight: Any = None) -> Edged:
+    """Dictionaries as users have them; everything is checked before anything is built."""
+    if not isinstance(num_nodes, Mapping) or not num_nodes or not all(isinstance(t, str) for t in num_nodes):
+        raise KindError(f"`num_nodes` must be a dict from node types to counts, got {type(num_nodes).__name__}")
+    if not isinstance(edge_index, Mapping) or not edge_index:
+        raise KindError(f"`edge_index` must be a dict with at least one relation, got {_kind(edge_index)}")
+    sizes = {t: count(n, 0, f"num_nodes['{t}']") for t, n in num_nodes.items()}
+    edges: dict[Relation, Tensor] = {}
+    for key, pairs in edge_index.items():
+        if not isinstance(key, tuple) or len(key) != 3 or not all(isinstance(part, str) for part in key):
+            raise InputError(f"a relation must be (source type, name, target type), got {key!r}")
+        for part in (key[0], key[2]):
+            one_of(part, sizes, f"edge_index[{key}]'s node type")
+        edges[key] = _pairs(pairs, sizes[key[0]], sizes[key[2]], f"edge_index[{key}]")
+    if weight is None:
+        return Edged(sizes, edges, None)
+    if not isinstance(weight, Mapping):
+        raise KindError(f"`weight` must be a dict from relations to weights, got {type(weight).__name__}")
+    for key in weight:
+        if key not in edges:
+            raise unknown(key, edges, "weight")
+    for key in edges:
+        if key not in weight:
+            raise InputError(f"`weight` must have an entry for every relation, got none for {key}")
+    each = {k: edge_weights(weight[k], e.shape[1], f"weight[{k}]") for k, e in edges.items()}
+    return Edged(sizes, edges, each)
+
+
+def _kind(value: Any) -> str:
+    return "an empty one" if isinstance(value, Mapping) else type(value).__name__
+
+
+def _pairs(values: Any, sources: int, targets: int, what: str) -> Tensor:
+    ei = as_tensor(values, what)
+    if ei.numel() == 0:
+        ei = ei.reshape(2, 0).long()
+    if ei.dim() != 2 or ei.shape[0] != 2:
+        raise InputError(f"`{what}` must have shape [2, E], got {tuple(ei.shape)}")
+    if ei.is_floating_point() or ei.is_complex() or ei.dtype == torch.bool:
+        raise KindError(f"`{what}` must hold whole numbers, got dtype {ei.dtype}")
+    in_range(ei[0], sources, f"{what}[0]")
+    in_range(ei[1], targets, f"{what}[1]")
+    return ei.long()
+
+
+def of_hetero(data: HeteroData) -> Edged:
+    """The types, edges and weights of a PyG HeteroData; where some relations have an `edge_weight`, others count 1."""
+    if not data.edge_types:
+        raise InputError("`data` must have at least one relation with an `edge_index`, got none")
+    names = [*data.node_types, *(part for a, _, b in data.edge_types for part in (a, b))]
+    sizes: dict[str, int] = {}
+    for name in names:
+        if name not in sizes:
+            many = data[name].num_nodes if name in data.node_types and len(data[name]) else None
+            if many is None:
+                raise InputError(f"`data['{name}']` must have features or `num_nodes`, got neither")
+            sizes[name] = int(many)
+    edges, weight = {}, {}
+    for relation in data.edge_types:
+        pairs = data[relation].get("edge_index")
+        if pairs is None:
+            raise InputError(f"`data[{relation}]` must have an `edge_index`, got none")
+        edges[relation] = pairs
+        if data[relation].get("edge_weight") is not None:
+            weight[relation] = data[relation].edge_weight
+    if weight:
+        weight = {k: weight.get(k, torch.ones(e.shape[1])) for k, e in edges.items()}
+    return check_relations(sizes, edges, weight or None)
