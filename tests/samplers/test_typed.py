@@ -236,7 +236,7 @@ MISTAKES = {
     "an empty dict": (lambda g: NeighborSampler(g, {}), "at least one relation"),
     "below -1": (lambda g: NeighborSampler(g, {"bought": [-2], "default": [1]}), "at least -1"),
     "types without a budget": (lambda g: NeighborSampler(g, {"user": [1], "item": [2]}), "by relation"),
-    "relations of a layer": (lambda g: make("ladies", g, {"bought": [1], "default": [1]}), "node types"),
+    "relations of a layer": (lambda g: make("ladies", g, {"bought": [1], "default": [1]}), "by node type"),
     "a dict for a plain graph": (lambda g: NeighborSampler(messy_graph(), {"a": [1]}), "no relations"),
     "no relation": (lambda g: Graph.from_data(no_edges()), "at least one relation"),
     "no count": (lambda g: Graph.from_data(no_count()), r"data\['b'\]` must have features or `num_nodes`"),
