@@ -109,8 +109,8 @@ def steps_of(run: Run, many: int) -> dict[str, float]:
     began, done, nodes, loss = time.perf_counter(), 0, 0, 0.0
     step = steps(run)
     while done < many:
-        for batch in step:
-            loss = float(step(batch))
+        for found, batch in step:
+            loss = float(found)
             done, nodes = done + 1, nodes + batch.num_nodes
             if done == many:
                 break

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 import warnings
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,8 +210,8 @@ def epoch_seconds(
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 total = torch.zeros((), device=DEV)
-                for batch in steps:
-                    total += steps(batch) * batch.batch_size
+                for loss, batch in steps:
+                    total += loss * batch.batch_size
                 torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
                 losses.append(float(total) / len(steps.nodes))
@@ -229,14 +230,9 @@ def profiled(steps: Any) -> list[str]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    batches = []
-    for batch in steps:
-        batches.append(batch)
-        if len(batches) == 10:
-            break
     with profiler(activities=[ProfilerActivity.CUDA]) as found:
-        for batch in batches:
-            steps(batch)
+        for _ in islice(steps, 10):
+            pass
         torch.cuda.synchronize()
     rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
     all_of_it = sum(e.self_device_time_total for e in rows) / 10
@@ -251,11 +247,10 @@ def host_profile(steps: Any) -> list[str]:
     import io
     import pstats
 
-    batches = [batch for batch, _ in zip(steps, range(40), strict=False)]
     watch = cProfile.Profile()
     watch.enable()
-    for batch in batches:
-        steps(batch)
+    for _ in islice(steps, 40):
+        pass
     watch.disable()
     torch.cuda.synchronize()
     text = io.StringIO()
@@ -427,8 +422,8 @@ def cached(data: Any) -> dict[str, Any]:
             for _ in range(3):
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-                for batch in steps:
-                    steps(batch)
+                for _ in steps:
+                    pass
                 torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
             return {"seconds": min(seconds), "all": seconds, "hit_rate": run.features.hit_rate()}

@@ -66,7 +66,7 @@ class CapturedStep(NamedTuple):
 
 
 class DeviceSteps(Steps):
-    """The steps of a run whose sampler draws blocks of a fixed shape: iterate for seeds, call with them for a loss."""
+    """The steps of a run whose sampler draws blocks of a fixed shape."""
 
     def __init__(self, run: Run, capture: bool):
         super().__init__(run)
@@ -75,22 +75,23 @@ class DeviceSteps(Steps):
         self.done: dict[int, int] = {}
         self.stream = torch.cuda.Stream() if capture else None
 
-    def __iter__(self) -> Iterator[Targets]:
-        for part in self.run.loader.seeds():
-            yield Targets(part, part.numel())
+    def __iter__(self) -> Iterator[tuple[Tensor, Targets]]:
+        for seeds in self.run.loader.seeds():
+            yield self.take(seeds), Targets(seeds, seeds.numel())
 
-    def __call__(self, batch: Targets) -> Tensor:
+    def take(self, seeds: Tensor) -> Tensor:
+        """One step: captured where its size was met often enough, else as it is."""
         if not self.capture:
-            return self.step(batch.seeds)
-        size = batch.batch_size
+            return self.step(seeds)
+        size = seeds.numel()
         if size not in self.recorded:
             if self.done.get(size, 0) < (1 if self.recorded else WARM):
                 self.done[size] = self.done.get(size, 0) + 1
-                return self.aside(batch.seeds)
+                return self.aside(seeds)
             if not self.record(size):
-                return self.step(batch.seeds)
+                return self.step(seeds)
         held = self.recorded[size]
-        held.seeds.copy_(batch.seeds)
+        held.seeds.copy_(seeds)
         held.graph.replay()
         return held.loss
 

@@ -16,7 +16,6 @@ from torch.nn.functional import linear
 
 from adahop import ops
 from adahop.block import Block, Ungathered
-from adahop.checks import InputError
 
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 
@@ -213,16 +212,13 @@ class Features:
 
     def __init__(self, x: Tensor, device: torch.device | str, cache: int | None = None, often: Tensor | None = None):
         here = torch.zeros(0, device=device)
-        if ops.table.form(here) != "cuda":
-            raise InputError("`device` must be a CUDA GPU with Triton installed for a table of features")
         self.near: tuple[Tensor, Tensor] | None = None
         self.hits, self.reads = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
         if cache is None:
             self.value = ops.table(x.to(device), here)
             self.square = _squares(self.value, device)
             return
-        x = ops.table(x.cpu(), here)
-        self.value = x if not torch.cuda.is_available() else _pinned(x)
+        self.value = ops.table(ops.pinned(x.cpu()), here)
         self.square = _squares(self.value, device)
         order = torch.arange(len(x)) if often is None else often.cpu().argsort(descending=True, stable=True)
         kept = order[:cache]
@@ -304,13 +300,6 @@ class TableValues(Values):
             return gather(self.rows(), block, coef)
         total = self.table.sum(block, coef if coef.dim() == 2 else coef.unsqueeze(1), self.dropped)
         return total if coef.dim() == 2 else total.squeeze(1)
-
-
-def _pinned(x: Tensor) -> Tensor:
-    """The same padded rows in page-locked memory, which kernels read over the bus."""
-    whole = torch.empty(len(x), x.stride(0), dtype=x.dtype, pin_memory=True)
-    whole[:, : x.shape[1]] = x
-    return whole[:, : x.shape[1]]
 
 
 def _squares(x: Tensor, device: torch.device | str) -> Tensor:

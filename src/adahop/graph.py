@@ -110,7 +110,7 @@ class Graph:
         return cls.from_csr(a.indptr, a.indices, a.data)
 
     @classmethod
-    def from_data(cls, data: Any) -> Graph:
+    def from_data(cls, data: Data | HeteroData) -> Graph:
         """The graph of a PyG `Data` or `HeteroData`; `edge_weight`, where there is one, becomes the weight."""
         if hasattr(data, "edge_types") and hasattr(data, "node_types"):
             return cls._typed(*of_hetero(data))

@@ -34,7 +34,11 @@ class History(nn.Module):
 
     @torch.no_grad()
     def pull(self, n_id: Tensor) -> Tensor:
-        return self.value[in_range(n_id, len(self.value), "n_id") if n_id.device.type == "cpu" else n_id].float()
+        try:
+            return self.value.index_select(0, n_id).float()
+        except IndexError:  # the CPU notices; a look beforehand would make the host wait for a GPU
+            in_range(n_id, len(self.value), "n_id")
+            raise
 
     @torch.no_grad()
     def push(self, n_id: Tensor, h: Tensor) -> None:

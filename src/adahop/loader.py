@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from adahop import ops
 from adahop.block import Block, Ungathered
 from adahop.checks import InputError, KindError, count, flag, node_ids
-from adahop.ops import get_threads
 from adahop.samplers import Sampler
 from adahop.samplers.ahead import Ahead
 
@@ -55,7 +55,7 @@ class Batches(Generic[Own, Drawn]):
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
             self.prefetch = 0  # a sampler trained by the optimizer must not be read while it is written
-        self.pin = pin and torch.cuda.is_available() and sampler.graph.device.type == "cpu"
+        self.pin = pin
         self._epoch: Epoch[Drawn] | None = None  # the one that began last, until it ends
         self._resumed: dict[str, Any] | None = None
         self._deferring: weakref.WeakSet[Epoch[Drawn]] = weakref.WeakSet()  # epochs that draw ahead of updates
@@ -129,7 +129,7 @@ class Batches(Generic[Own, Drawn]):
 
     def made(self, seeds: Tensor, drawn: Drawn) -> Made[Drawn]:
         batch = self.view(seeds, drawn)
-        return Made(seeds, drawn, batch.pin_memory() if self.pin else batch)
+        return Made(seeds, drawn, batch.apply(ops.pinned) if self.pin else batch)
 
     def _pass(self, epoch: Epoch[Drawn], made: Made[Drawn]) -> Iterator[Data]:
         epoch.taken += 1
@@ -142,7 +142,7 @@ class Batches(Generic[Own, Drawn]):
         self.back(done=True)
 
     def _threaded(self, epoch: Epoch[Drawn], seeds: Iterator[Tensor], pending: Any) -> Iterator[Data]:
-        workers = min(self.prefetch, get_threads())
+        workers = min(self.prefetch, ops.get_threads(self.sampler.graph.indptr))
         if self.sampler.apart and workers > 1:
             ahead = Ahead(self.sampler, workers, self.make)
             try:

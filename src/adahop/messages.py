@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,12 @@ class Messages(NamedTuple):
 
 
 Reading = Callable[[Messages], Tensor]  # of every edge a number, or a row of them
+
+
+class Speaker(Protocol):
+    """A layer that hands its messages to listeners."""
+
+    listeners: list[Callable[[Messages], None]]
 
 
 @torch.no_grad()

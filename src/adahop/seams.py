@@ -10,21 +10,33 @@ from adahop.block import Block
 from adahop.graph import Graph
 
 
-class NodeData(Protocol):
-    """A data set to train on: what `fit` reads of it."""
+class LabelledData(Protocol):
+    """Features, labels and which nodes to train on."""
 
-    graph: Graph
-    classes: int
-    metric: str
     train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
 
     @property
     def x(self) -> Any: ...  # a tensor; PyG's Data says `Tensor | None`
     @property
     def y(self) -> Any: ...
     def to(self, device: Any) -> Any: ...
+
+
+class NodeData(LabelledData, Protocol):
+    """A data set to train on: what `fit` reads of it."""
+
+    graph: Graph
+    classes: int
+    metric: str
+    val_mask: Tensor
+    test_mask: Tensor
+
+
+class StepBatch(Protocol):
+    """What a step was taken with."""
+
+    @property
+    def stands_for(self) -> float: ...  # seeds that its loss stands for
 
 
 class NodeBatch(Protocol):

@@ -1,19 +1,19 @@
 """A step of the model, the optimizer and the sampler: alone, as one of several processes, or as a CUDA graph: one call.
 
-`capture.steps(run)` gives a run its steps: iterate for an epoch's batches, call with each for its loss.
+`capture.steps(run)` gives a run its steps: iterate to take those of an epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from adahop.metrics import criterion
 from adahop.samplers import Sampler
-from adahop.seams import NodeBatch
+from adahop.seams import NodeBatch, StepBatch
 from adahop.watcher import watch
 
 if TYPE_CHECKING:
@@ -41,15 +41,13 @@ class Steps:
     def __init__(self, run: Run):
         self.run = run
 
-    def __iter__(self) -> Iterator[Any]:
-        """An epoch's batches; `stands_for` says how many seeds the loss of one stands for."""
-        yield from self.run.team.batches(self.run.loader)
-
-    def __call__(self, batch: Any) -> Tensor:
+    def __iter__(self) -> Iterator[tuple[Tensor, StepBatch]]:
+        """Take the steps of an epoch: of each, its loss and what it was taken with."""
         run = self.run
-        loss = train_step(run.net, run.sampler, run.optimizer, batch)
-        run.team.settle()
-        return loss
+        for batch in run.team.batches(run.loader):
+            loss = train_step(run.net, run.sampler, run.optimizer, batch)
+            run.team.settle()
+            yield loss, batch
 
     def finish(self) -> None:
         """Wait until the device, which may be steps behind, has done what it was asked for."""

@@ -139,8 +139,8 @@ def _epoch(run: Run, after: Callable) -> None:
     run.clock(True)
     assert run.steps is not None
     with room_for(f"a step of {run.config.batch_size} nodes with sizes {list(run.config.sizes)}"):
-        for batch in run.steps:
-            run.moved(run.steps(batch), batch.stands_for)
+        for loss, batch in run.steps:
+            run.moved(loss, batch.stands_for)
             after(run)
         run.steps.finish()
     run.clock(False)

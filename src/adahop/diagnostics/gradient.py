@@ -13,9 +13,12 @@ from adahop.diagnostics.frozen import frozen, run, twin
 from adahop.metrics import criterion
 from adahop.models import GNN
 from adahop.samplers import NeighborSampler, Sampler
+from adahop.seams import LabelledData
 
 
-def gradient_variance(model: GNN, sampler: Sampler, data: Any, nodes: Any, repeats: int = 20, seed: int = 0) -> float:
+def gradient_variance(
+    model: GNN, sampler: Sampler, data: LabelledData, nodes: Any, repeats: int = 20, seed: int = 0
+) -> float:
     """E|g' - g|^2 / |g|^2: g' of one fixed batch over repeated draws, g from all its neighbours; dropout is off."""
     graph = sampler.graph
     nodes = node_ids(nodes, graph.num_nodes, "nodes").to(graph.device).unique()

@@ -22,7 +22,7 @@ from adahop.watcher import listen
 
 
 @torch.no_grad()
-def normaliser_error(model: Any, sampler: Sampler, x: Tensor, nodes: Any, repeats: int = 20, seed: int = 0):
+def normaliser_error(model: GAT, sampler: Sampler, x: Tensor, nodes: Any, repeats: int = 20, seed: int = 0):
     """For every layer of a GAT sqrt(E(D' / D - 1)^2), mean over nodes and heads.
 
     D sums e^score over all neighbours, D' is what the layer divides its sample by (softmax over the sample alone: the

@@ -12,7 +12,7 @@ from adahop.messages import energy
 from adahop.models import GNN
 from adahop.ops import Drawn, Odds, Rows, random
 from adahop.policies import Policy
-from adahop.samplers import Labor, NeighborSampler, Sampler
+from adahop.samplers import NeighborSampler, Sampler
 
 
 class Oracle(Policy):
@@ -68,12 +68,10 @@ def oracle(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, layer: int, re
     The layers below are drawn as ever. None for layer-wise samplers, whose targets share one draw. LABOR's draw is
     Poisson.
     """
-    if isinstance(sampler, Labor):
-        seed, skip = sampler.seed, sampler.skip
-        sampler = twin(NeighborSampler(sampler.graph, sampler.sizes, None, "poisson"), seed, skip=skip)
-    if not isinstance(sampler, NeighborSampler):
+    own = sampler.by_target()
+    if own is None:
         return None
-    if layer in sampler.skip:  # nothing is drawn: the oracle can do no better and no worse
-        return measure(model, twin(sampler, sampler.seed), x, truth, 1, layer + 1)[layer]
-    weight = oracle_weights(model, sampler, x, truth, layer, repeats)
-    return measure(model, at_layer(sampler, layer, weight, sampler.seed + 2), x, truth, repeats, layer + 1)[layer]
+    if layer in own.skip:  # nothing is drawn: the oracle can do no better and no worse
+        return measure(model, twin(own, own.seed), x, truth, 1, layer + 1)[layer]
+    weight = oracle_weights(model, own, x, truth, layer, repeats)
+    return measure(model, at_layer(own, layer, weight, own.seed + 2), x, truth, repeats, layer + 1)[layer]

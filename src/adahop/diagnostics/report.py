@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from adahop.checks import InputError, KindError, count, fields, flag, function, of_kind, one_of
@@ -16,26 +15,18 @@ from adahop.diagnostics.oracle import oracle
 from adahop.diagnostics.truth import Truth
 from adahop.graph import Graph
 from adahop.models import GNN
-from adahop.ops import Near, random
-from adahop.samplers import NeighborSampler, Sampler
-from adahop.samplers.layer import LayerSampler
-from adahop.samplers.subgraph import SubgraphSampler
+from adahop.ops import random
+from adahop.samplers import Sampler
+from adahop.seams import LabelledData
 
 NOTHING = 1e-10  # a share of |mu|^2 below which a variance is rounding
-
-
-class UniformLayer(LayerSampler):
-    """Uniform layer-wise draws: the baseline of the layer-wise samplers."""
-
-    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
-        return torch.ones(near.nodes.numel(), dtype=torch.double, device=dst.device)
 
 
 def variance(
     model: GNN,
     sampler: Sampler,
-    data: Any,
-    graph: Any = None,
+    data: LabelledData,
+    graph: Graph | None = None,
     nodes: Any = None,
     repeats: int = 20,
     seed: int = 0,
@@ -71,16 +62,16 @@ def variance(
     return [_row(layer, *three, truth.size(layer), noise) for layer, three in enumerate(found)]
 
 
-def check(model: Any, sampler: Any) -> None:
+def check(model: GNN, sampler: Sampler) -> None:
     if not isinstance(model, GNN):
         raise InputError(f"`model` must be one of adahop.models, got {type(model).__name__}")
     of_kind(sampler, Sampler, "sampler")
-    if isinstance(sampler, SubgraphSampler):
+    if sampler.by_subgraph:
         kind = type(sampler).__name__
         raise InputError(f"`sampler` must be node-wise or layer-wise, got {kind}, which draws subgraphs and no sums")
 
 
-def _wanted(data: Any, seed: int, against: Any, gradient: Any) -> None:
+def _wanted(data: LabelledData, seed: int, against: Any, gradient: Any) -> None:
     fields(data, ("x", "y", "train_mask"), "data")
     count(seed, 0, "seed")
     for word in of_kind(against, tuple, "against"):
@@ -88,7 +79,7 @@ def _wanted(data: Any, seed: int, against: Any, gradient: Any) -> None:
     flag(gradient, "gradient")
 
 
-def probe_nodes(data: Any, many: int, seed: int = 0) -> Tensor:
+def probe_nodes(data: LabelledData, many: int, seed: int = 0) -> Tensor:
     """Some training nodes, the same for a seed."""
     nodes = data.train_mask.nonzero().flatten()
     return random.shuffled(nodes, random.key(seed, 5))[:many]
@@ -101,13 +92,8 @@ def _oracles(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int
 
 
 def _uniform(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, seed: int) -> list[Measured | None]:
-    graph = sampler.graph
-    if isinstance(sampler, LayerSampler):
-        even: Sampler = UniformLayer(graph, sampler.sizes, draw="multinomial", inner=sampler.inner)
-    else:
-        even = NeighborSampler(graph, sampler.sizes)
     with frozen(model, plain=True):
-        return measure(model, twin(even, random.key(seed, 2)), x, truth, repeats)
+        return measure(model, twin(sampler.even(), random.key(seed, 2)), x, truth, repeats)
 
 
 def _row(layer: int, mine: Measured, even: Measured | None, best: Measured | None, size: float, noise: float | None):
@@ -149,7 +135,7 @@ class Probe:
 
     def __init__(
         self,
-        data: Any,
+        data: LabelledData,
         every: int = 0,
         at: Any = (),
         nodes: Any = 64,

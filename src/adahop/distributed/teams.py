@@ -128,7 +128,7 @@ class Team(Alone):
                 hand = [first, *(next(batches, first[:0]) for _ in range(size - 1))]
                 yield hand[rank]
 
-        return cut if sampler.divisible else deal
+        return deal if sampler.by_subgraph else cut
 
     def batches(self, loader: Any) -> Iterator[Any]:
         for batch in loader:

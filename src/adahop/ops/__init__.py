@@ -1,16 +1,18 @@
 """The few operations everything is made of, each with a plain reference and fast forms; see `registry`."""
 
 from adahop.ops import notice, random
-from adahop.ops.buffers import Scratch, large_pages
+from adahop.ops.buffers import Scratch, large_pages, pinned
 from adahop.ops.drawing import (
     bound,
     draw,
+    goes_by_sums,
     inclusion,
     keep,
     labor,
     lifted,
     near,
     padded,
+    pads,
     pick,
     plan,
     rejects,
@@ -19,7 +21,7 @@ from adahop.ops.drawing import (
 )
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
 from adahop.ops.numbering import forget, in_order, induced, number, relabel
-from adahop.ops.registry import OPS, Op, register
+from adahop.ops.registry import OPS, Op, register, uncast
 from adahop.ops.segments import lower_bound, pointer, segment_max, segment_of, segment_sum, spans
 from adahop.ops.summing import (
     attend,
@@ -83,6 +85,7 @@ __all__ = [
     "full_sum",
     "gather_sum",
     "get_threads",
+    "goes_by_sums",
     "grow",
     "in_order",
     "inclusion",
@@ -98,7 +101,9 @@ __all__ = [
     "number",
     "over",
     "padded",
+    "pads",
     "pick",
+    "pinned",
     "plan",
     "pointer",
     "push",
@@ -120,6 +125,7 @@ __all__ = [
     "table_sum",
     "threads",
     "track",
+    "uncast",
     "visit",
     "widened",
 ]

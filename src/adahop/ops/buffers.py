@@ -72,6 +72,11 @@ def large_pages(t: Tensor, now: bool = True) -> Tensor:
     return t
 
 
+def pinned(t: Tensor) -> Tensor:
+    """The same in page-locked memory, from which a GPU reads over the bus; as it is where there is no use for that."""
+    return t.pin_memory() if t.is_cpu and torch.cuda.is_available() else t
+
+
 class Scratch:
     """Tensors that kernels write to and leave as they found them, kept by an owner from call to call."""
 

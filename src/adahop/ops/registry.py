@@ -16,10 +16,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Form = Callable[..., Any]
 OPS: dict[str, Op] = {}
+
+
+def uncast(t: Tensor) -> torch.autocast:
+    """Inside, operations where `t` lies keep the precision of their arguments, whatever autocast is around."""
+    return torch.autocast(t.device.type, enabled=False)
 
 
 class Op:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _wanted: int | None = None
 _pool: ThreadPoolExecutor | None = None
@@ -19,7 +20,10 @@ SMALL = 20_000  # below this much work a second thread costs more than it gives
 _here = threading.local()  # `most`: of the kernels called from this thread, see `alone`
 
 
-def get_threads() -> int:
+def get_threads(of: Tensor | None = None) -> int:
+    """How many threads work on the CPU's tensors; one gives orders to a GPU, if `of` lies there."""
+    if of is not None and not of.is_cpu:
+        return 1
     return getattr(_here, "most", None) or _wanted or torch.get_num_threads()
 
 

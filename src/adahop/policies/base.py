@@ -12,7 +12,7 @@ from adahop.block import Block
 from adahop.checks import between, edge_weights, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.messages import Reading, energy
-from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, random, segment_sum, spans
+from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, goes_by_sums, random, segment_sum, spans
 from adahop.policies.prefix import empty_prefix, renew_all
 from adahop.storage import MEMORY, Storage
 
@@ -105,7 +105,7 @@ class Static(Policy):
     def _prefix(self, k: int, odds: Odds) -> Prefix | None:
         """None where a scan is needed: nothing to go by, or edges that must never come."""
         g = self.graph
-        if k < 0 or odds.edge is None or not g.indptr.is_cpu:
+        if k < 0 or odds.edge is None or not goes_by_sums(g.indptr):
             return None
         if k not in self.sums:
             if self.eta == 0 and bool((odds.edge <= 0).any()):

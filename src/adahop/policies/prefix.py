@@ -46,7 +46,7 @@ class PrefixSums(nn.Module):
     def open(self) -> None:
         """Keep sums from now on, where this device's draws go by them."""
         kept, self.wanted = self._buffers["upto0"] is not None, True
-        if not kept and self.graph.indptr.is_cpu:
+        if not kept and ops.goes_by_sums(self.graph.indptr):
             for layer in range(self.layers):
                 table, upto = empty_prefix(self.graph, self.storage)
                 setattr(self, f"table{layer}", table)

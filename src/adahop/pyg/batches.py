@@ -109,7 +109,7 @@ _lock = threading.RLock()  # batches may be drawn in a thread
 _last: weakref.ref[DrawnBatch] | None = None  # found last
 
 
-def register(data: Any, batch: DrawnBatch, drawn: Tensor | None = None) -> Any:
+def register(data: Data, batch: DrawnBatch, drawn: Tensor | None = None) -> Data:
     """Make known what was handed out as `data`; it is forgotten when the tensors of `data` are gone.
 
     `drawn` are the edges that were drawn, where `data` may have others by now (a transform).
@@ -124,7 +124,7 @@ def register(data: Any, batch: DrawnBatch, drawn: Tensor | None = None) -> Any:
     return data
 
 
-def _enter(data: Any, batch: DrawnBatch) -> None:
+def _enter(data: Data, batch: DrawnBatch) -> None:
     edge_index = given_edges(data)
     if batch.drawn is not None:
         if edge_index is not None:
@@ -153,7 +153,7 @@ def alias(tensor: Tensor, found: Found) -> None:
     _note(tensor, found.batch, found.edge_index)
 
 
-def given_edges(data: Any) -> Tensor | None:
+def given_edges(data: Data) -> Tensor | None:
     """The strided `edge_index` of a batch, where it has one."""
     edge_index = getattr(data, "edge_index", None)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dim() == 2:
@@ -268,7 +268,7 @@ def name_of(batch: DrawnBatch, t: Tensor) -> str | None:
     return node_attribute(batch, t) or (attribute(batch, t) if t.dim() else None)
 
 
-def of(data: Any) -> DrawnBatch | None:
+def of(data: Data) -> DrawnBatch | None:
     """What is known of a batch by itself."""
     return next((one for ref, one in reversed(_handed) if ref() is data), None)
 

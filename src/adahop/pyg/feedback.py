@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from adahop.block import Block
 from adahop.checks import InputError
@@ -26,7 +27,7 @@ class Learner:
     """What a loader or a PyG sampler needs to learn from a model: `feedback` around a step, or `learn` once."""
 
     sampler: NeighborSampler
-    data: Any
+    data: Data
     estimator = "plain"  # or "snapshot"
     noise = 0.0  # share of the snapshot that is left out, see `Snapshots`
     _whole: Whole | None = None
@@ -37,7 +38,7 @@ class Learner:
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
 
     @contextlib.contextmanager
-    def feedback(self, model: nn.Module, batch: Any = None) -> Iterator[None]:
+    def feedback(self, model: nn.Module, batch: Data | None = None) -> Iterator[None]:
         """Around a model's forward (or the whole step): the sampler learns from its messages when the block ends.
 
         `batch` is the one handed out last unless given. Every layer that passes messages is `scaled` from then on. A
@@ -95,7 +96,7 @@ class Learner:
         drawn.listens = self.sampler.listens
         drawn.memory = None if self._snapshots is None else weakref.ref(self._snapshots)
 
-    def _hand_out(self, batch: Any, hops: Hops) -> Any:
+    def _hand_out(self, batch: Data, hops: Hops) -> Data:
         """Make a batch known, so that layers find it by its tensors."""
         if self._snapshots is not None and self._snapshots.waiting and Root.of(self._snapshots.model).form is not None:
             self._snapshots.renew()
@@ -109,7 +110,7 @@ class Learner:
             self._handed = [*(self._handed or []), drawn]
         return batch
 
-    def _attend_to(self, model: nn.Module, batch: Any) -> None:
+    def _attend_to(self, model: nn.Module, batch: Data) -> None:
         """A model is about to train on a batch, which may have been handed out before the model was known."""
         if self._model is not model:
             self.learn(model)
@@ -171,5 +172,5 @@ def energies(
     return blocks[::-1], out[::-1]
 
 
-def _tensors(batch: Any) -> list[Tensor]:
+def _tensors(batch: Data) -> list[Tensor]:
     return [v for name in ("edge_index", "x") if isinstance(v := getattr(batch, name, None), Tensor)]

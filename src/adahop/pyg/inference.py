@@ -21,7 +21,7 @@ KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
 
 
 @torch.no_grad()
-def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any = None, **arguments: Any) -> Tensor:
+def inference(model: nn.Module, data: Data, batch_size: int = 4096, device: Any = None, **arguments: Any) -> Tensor:
     """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode.
 
     Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
@@ -62,7 +62,7 @@ def inference(model: nn.Module, data: Any, batch_size: int = 4096, device: Any =
             m.training = True
 
 
-def _arguments(model: nn.Module, data: Any, device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
+def _arguments(model: nn.Module, data: Data, device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
     """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
     signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
     if hasattr(signature, "param_dict"):

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from adahop.graph import Graph
+from adahop.ops import uncast
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Found, Whole
 from adahop.pyg.readings import Reading
@@ -42,7 +43,8 @@ def reading_of(
     if conv.flow != "source_to_target":
         return Reading(why="it sums at the sources of edges, whose neighbours are not drawn", whole=False)
     words = dict(zip(inspect.signature(_plain(conv)).parameters, args, strict=False)) | kwargs
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast(conv_device(conv), enabled=False):
+    at = next(conv.parameters(), found.edge_index)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), uncast(at):
         if any(nn.parameter.is_lazy(p) for p in conv.parameters()):
             _quietly(conv, words)
         for dtype in (torch.float64, torch.float32):
@@ -330,7 +332,3 @@ def _quietly(conv: MessagePassing, words: dict[str, Any]) -> None:
 
 def _plain(conv: MessagePassing) -> Any:
     return type(conv).forward.__get__(conv)
-
-
-def conv_device(conv: nn.Module) -> str:
-    return next((p.device.type for p in conv.parameters()), "cpu")

@@ -521,9 +521,9 @@ def by_hand(args: tuple, kwargs: dict, scale: Tensor) -> Found:
     if edge_index is None or scale.numel() != edge_index.shape[1]:
         raise InputError("`edge_weight` must hold one number per edge of `edge_index`")
     x = next(t for t in _tensors((*args, *kwargs.values())) if t is not edge_index)
-    data = types.SimpleNamespace(edge_index=edge_index)
     n = max(x.shape[0], int(edge_index.max()) + 1 if edge_index.numel() else 0)
-    batch = DrawnBatch(torch.arange(n), torch.arange(scale.numel()), scale.view(-1), Counted(data, scale, n), blocks=[])
+    whole = Counted(edge_index, scale, n)
+    batch = DrawnBatch(torch.arange(n), torch.arange(scale.numel()), scale.view(-1), whole, blocks=[])
     return Found(batch, edge_index, slice(0, edge_index.shape[1]))
 
 
@@ -590,9 +590,9 @@ def _tensors(values: tuple) -> Iterator[Tensor]:
 class Counted(batches.Whole):
     """A whole graph of which only the scale of some edges is known: each edge stands for `scale` of them."""
 
-    def __init__(self, data: Any, scale: Tensor, nodes: int):
+    def __init__(self, edge_index: Tensor, scale: Tensor, nodes: int):
         self.data, self.scale, self.nodes = {}, scale.detach().view(-1).float(), nodes  # type: ignore[assignment]
-        self.edges = data.edge_index
+        self.edges = edge_index
 
     def loops(self, name: str | None = None) -> Tensor:
         out = self.scale.new_full((self.nodes,), float("nan"))

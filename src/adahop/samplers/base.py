@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from adahop.samplers import loop
 from adahop.samplers.loop import Draw, Fetched, Numbering
 from adahop.samplers.sizes import read_sizes
 from adahop.storage import MEMORY, Storage
+
+if TYPE_CHECKING:
+    from adahop.samplers.neighbor import NeighborSampler
 
 EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
 
@@ -37,7 +40,7 @@ class Sampler(OnGraph):
     penalises = False  # whether `penalty` joins the loss; nor here
     per_node = False  # whether a node's draw depends on the step and the node alone: two ranks draw alike for it
     by_owner = False  # whether the owner of a part of the graph can draw for its own nodes
-    divisible = True  # whether the seeds of a batch can be dealt to several ranks
+    by_subgraph = False  # whether a batch is one subgraph for all layers: it cannot be dealt to several ranks
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
     sized_by: tuple[str, ...] = ()  # what sizes may be told apart by in a typed graph: "relation", "type"
     reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
@@ -83,8 +86,7 @@ class Sampler(OnGraph):
     @property
     def apart(self) -> bool:
         """Whether batches can be drawn side by side (`twin`): each depends on its step alone, and nothing is learnt."""
-        own = self.ordered or self.listens or self.exchange is not None
-        return not own and self.graph.device.type == "cpu"
+        return not (self.ordered or self.listens or self.exchange is not None)
 
     def twin(self) -> Any:
         """One that draws as this does and shares what it knows; its step and its scratch are its own."""
@@ -178,6 +180,18 @@ class Sampler(OnGraph):
         rows = self.graph.rows(dst)
         found = ops.number(dst, drawn, self.graph.edges, rows.target, self._scratch, None)
         return loop.as_block(self.graph, rows, found, drawn)
+
+    # --- for diagnostics: what it is compared with --------------------------------------------------------------------
+
+    def even(self) -> Sampler:
+        """Uniform draws of the same kind and the same sizes."""
+        from adahop.samplers.neighbor import NeighborSampler
+
+        return NeighborSampler(self.graph, self.sizes)
+
+    def by_target(self) -> NeighborSampler | None:
+        """A sampler with the same draw for each target, by odds that can be set; None where targets share a draw."""
+        return None
 
     # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
 

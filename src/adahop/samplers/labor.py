@@ -9,6 +9,7 @@ from adahop.checks import count
 from adahop.graph import Graph
 from adahop.ops import Drawn, Rows, random
 from adahop.samplers.base import Sampler
+from adahop.samplers.neighbor import NeighborSampler
 from adahop.storage import MEMORY, Storage
 
 
@@ -31,6 +32,11 @@ class Labor(Sampler):
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, refine: int = 1, storage: Storage = MEMORY):
         super().__init__(graph, sizes, seed, storage)
         self.refine = count(refine, 0, "refine")
+
+    def by_target(self) -> NeighborSampler:
+        other = NeighborSampler(self.graph, self.sizes, None, "poisson")
+        other.seed, other.skip = self.seed, self.skip
+        return other
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
         assert isinstance(key, int)

@@ -45,6 +45,9 @@ class LayerSampler(Sampler):
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         raise NotImplementedError
 
+    def even(self) -> LayerSampler:
+        return UniformLayer(self.graph, self.sizes, draw="multinomial", inner=self.inner)
+
     def near(self, rows: Rows) -> Near:
         """The rows' edges to true neighbours, and the candidates."""
         return ops.near(self.graph.edges, rows, rows.targets, self.inner, self._scratch)
@@ -74,6 +77,13 @@ class LayerSampler(Sampler):
         """The weights at some places of the CSR, as float64."""
         w = self.graph.weight
         return torch.ones(place.numel(), dtype=torch.double, device=place.device) if w is None else w[place].double()
+
+
+class UniformLayer(LayerSampler):
+    """Every candidate alike: the baseline of the layer-wise samplers."""
+
+    def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
+        return torch.ones(near.nodes.numel(), dtype=torch.double, device=dst.device)
 
 
 class FastGCN(LayerSampler):

@@ -174,7 +174,7 @@ class Padded(Numbering):
     def of(cls, sampler: Sampler, bare: bool = False) -> Padded | None:
         """For a sampler whose draws have a fixed size, on a device whose kernels are there; else None."""
         g = sampler.graph
-        if ops.padded.form(g.indptr) != "cuda" or g.num_edges == 0 or g.types is not None:
+        if not ops.pads(g.indptr) or g.num_edges == 0 or g.types is not None:
             return None
         if not sampler.fixed_size:
             return None

@@ -91,6 +91,9 @@ class NeighborSampler(Sampler):
             self.budget or self.how == "poisson" or self.policy.own_draw or any(k < 0 for k in drawn)
         )
 
+    def by_target(self) -> NeighborSampler:
+        return self
+
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
         k = self.many(layer, rows, key)
         drawn = self.policy.places(layer, rows, k, self.how, key) if self.policy.own_draw else None

@@ -22,7 +22,7 @@ class SubgraphSampler(Sampler):
     Only the nodes last passed to `epoch` (all, before that) count in the loss. Of `sizes` only the length matters.
     """
 
-    divisible = False
+    by_subgraph = True
     counted: Tensor
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):

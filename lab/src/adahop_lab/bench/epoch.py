@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from adahop.checks import count, one_of
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.run import Run
+from adahop.seams import NodeBatch
 from adahop_lab.bench import gpu_epoch, ours, peers
 from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop_lab.bench.dgl_epoch import FORMS, DGLTraining
@@ -87,9 +88,8 @@ def _ours(text: str, data: Any, plan: Plan) -> list[Runner]:
 
     def work(nodes: Tensor) -> int:
         edges = 0
-        for batch in step:
-            step(batch)
-            edges += sum(block.num_edges for block in batch.blocks)
+        for _, batch in step:
+            edges += sum(block.num_edges for block in cast(NodeBatch, batch).blocks)
         return edges
 
     return [Runner(text, work)]

@@ -78,7 +78,7 @@ def renew(own: NeighborSampler, sums: PrefixSums, chance: torch.Generator) -> No
 
 def drawing(text: str, own: Sampler) -> Runner:
     """Draws alone: nothing is learnt between batches, so that each thread has one of its own, as in a Loader."""
-    many = get_threads() if isinstance(own, NeighborSampler | Labor) and own.graph.device.type == "cpu" else 1
+    many = get_threads(own.graph.indptr) if isinstance(own, NeighborSampler | Labor) else 1
     if many == 1:
         return Runner(text, lambda seeds: edges(own.sample(seeds)))
     own.sample(torch.zeros(1, dtype=torch.long))  # what is made once is made before threads need it

@@ -45,6 +45,16 @@ def pick(odds: Tensor, k: int, how: str, key: int) -> tuple[Tensor, Tensor]:
     return prob, scale.index_add_(0, drawn.pos, drawn.scale)  # a node drawn twice is one source of twice the scale
 
 
+def pads(at: Tensor) -> bool:
+    """Whether draws where `at` lies are written into a fixed number of slots without a word to the host."""
+    return padded.form(at) == "cuda"
+
+
+def goes_by_sums(at: Tensor) -> bool:
+    """Whether systematic draws where `at` lies go by prefix sums; a GPU is quicker with a scan of the row."""
+    return at.is_cpu
+
+
 def rejects(node: Tensor, how: str, eta: float) -> bool:
     """Whether draws by one number per source are made by rejection, from a copy with its sums (see `Bound`)."""
     return how == "multinomial" and eta > 0 and node.is_cpu and draw.form(node) != "cuda"
