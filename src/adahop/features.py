@@ -9,14 +9,16 @@ the sum to multiply, so that models, estimators and samplers need not know wheth
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import dropout, linear
 
 from adahop import ops
 from adahop.block import Block, Ungathered
 
+T = TypeVar("T")
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 
 
@@ -52,8 +54,9 @@ def shares(block: Block, coef: Tensor) -> Tensor:
 class Values:
     """h_j = E x_j + e of the sources of a block, multiplied out only where that is cheaper.
 
-    x holds a row per source, gathered or not; without an `encoder` h is x itself. `drop` is applied to x, once.
-    `shared` where many blocks read the same values, as in a pass over the whole graph.
+    x holds a row per source, gathered or not; without an `encoder` h is x itself. A `share` of x is dropped, once.
+    `shared` where many blocks read the same values, as in a pass over the whole graph. `mean` are the values of the
+    same sources had nothing been dropped, here or below, where a layer keeps dropout apart.
 
     >>> values = Values(torch.eye(3), nn.Linear(3, 2))
     >>> values.rows().shape, values.rows(1).shape
@@ -64,13 +67,14 @@ class Values:
         self,
         x: Tensor | Ungathered,
         encoder: nn.Linear | None = None,
-        drop: Callable[[Tensor], Tensor] | None = None,
+        share: float = 0.0,
         shared: bool = False,
+        mean: Values | None = None,
     ):
-        self.x, self.encoder, self.drop, self.shared = x, encoder, drop, shared
-        self.kept: dict[str, Tensor] = {}
+        self.x, self.encoder, self.share, self.shared, self.mean = x, encoder, share, shared, mean
+        self.kept: dict[str, Any] = {}
 
-    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gives, made once for these values."""
         if name not in self.kept:
             self.kept[name] = make()
@@ -78,9 +82,8 @@ class Values:
 
     def raw(self, many: int | None = None) -> Tensor:
         """x of the first `many` sources."""
-        if self.drop is not None:
-            drop = self.drop
-            return self.once("raw", lambda: drop(gathered(self.x)))[:many]
+        if self.share:
+            return self.once("raw", lambda: dropout(gathered(self.x), self.share))[:many]
         return gathered(self.x if many is None else self.x[:many])
 
     def rows(self, many: int | None = None) -> Tensor:
@@ -187,7 +190,7 @@ class Values:
         """sum of coef * h where h is at hand, else of coef * x; rows that were not gathered are read where they lie."""
         if self.encoder is not None and "rows" in self.kept:
             return gather(self.rows(), block, coef)
-        return gather(self.x if self.drop is None else self.raw(), block, coef)
+        return gather(self.raw() if self.share else self.x, block, coef)
 
 
 def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:
@@ -269,10 +272,10 @@ class Features:
 class TableValues(Values):
     """Values over a table of features: kernels read its rows where they lie, and drop entries as they read."""
 
-    def __init__(self, table: Features, n_id: Tensor, encoder: nn.Linear | None = None, drop: float = 0.0):
-        super().__init__(table.value, encoder)
+    def __init__(self, table: Features, n_id: Tensor, encoder: nn.Linear | None = None, share: float = 0.0):
+        super().__init__(table.value, encoder, share)
         self.table, self.n_id = table, n_id
-        self.dropped = table.drop(drop) if drop else None
+        self.dropped = table.drop(share) if share else None
 
     def raw(self, many: int | None = None) -> Tensor:
         x = self.table.rows(self.n_id[:many], self.dropped)

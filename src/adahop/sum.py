@@ -7,8 +7,9 @@ exactly, or with a control variate, and notes the messages. Names combine: "exac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +37,6 @@ ESTIMATORS = (
 )
 ATTENTION = ("self-normalised", "paper", "softmax")
 LEAST = 0.3  # the corrected normaliser is kept above this share of the remembered one
-
-Drop = Callable[[Tensor], Tensor]
-
-
-def same(h: Tensor) -> Tensor:
-    """Nothing is dropped."""
-    return h
-
 
 # --- coefficients ----------------------------------------------------------------------------------------------------
 
@@ -102,7 +95,7 @@ class Sum(nn.Module):
 
     draws = True  # whether the layer's block still needs to be drawn
     shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
-    late = False  # whether dropout comes after the sum: a dropped input would be noise that a memory cannot know
+    parted = False  # whether it asks for `values.mean`: a memory knows no dropped h
 
     def forward(
         self,
@@ -110,7 +103,6 @@ class Sum(nn.Module):
         values: Values,
         own: Tensor | None,
         block: Block,
-        drop: Drop = same,
         rest: Tensor | None = None,
     ) -> Tensor:
         """rest + the sum of a_ij W h_j: [targets, out], or with heads [targets, heads, out]; own: the targets' h."""
@@ -173,13 +165,19 @@ class Conv(nn.Module):
             for listener in self.listeners:
                 listener(made)
 
-    def forward(
-        self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN, drop: Drop = same
-    ) -> Tensor:
-        """The targets' new h from the sources' and the targets' own; `drop` is for forms that drop after the sum."""
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Inside, no listener is told."""
+        self.listeners, kept = [], self.listeners
+        try:
+            yield
+        finally:
+            self.listeners = kept
+
+    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
+        """The targets' new h from the sources' and the targets' own."""
         values = h if isinstance(h, Values) else Values(h)
-        here = drop(own) if how.late and own is not None else own
-        return self.update(how(self, values, own, block, drop, self.rest(here)), here)
+        return self.update(how(self, values, own, block, self.rest(own)), own)
 
     # --- what a model writes -----------------------------------------------------------------------------------------
 
@@ -240,6 +238,26 @@ class Attention(Conv):
         return attention(self.scores(*ends.over(block)), block, self.form)
 
 
+# --- dropout ---------------------------------------------------------------------------------------------------------
+
+
+def deviation(share: float) -> float:
+    """The standard deviation of an input of 1 of which a share is dropped and the rest scaled up."""
+    return (share / (1.0 - share)) ** 0.5
+
+
+def dropped_part(values: Values, block: Block, coef: Tensor) -> Tensor:
+    """What dropout adds to the mean's sum, coef = a * scale: sum over S of a sqrt(scale) (h - mean h).
+
+    An edge is drawn 1 / scale of the time, so that the variance is that of the sum over all neighbours (CVD, Chen et
+    al. 2018). With a * scale it would be `scale` times as much, and no memory could take it away.
+    """
+    assert values.mean is not None
+    root = block.scale.clamp(min=1e-30).rsqrt()
+    coef = coef * (root if coef.dim() == 1 else root.unsqueeze(1))
+    return gather(values.rows() - values.mean.rows(), block, coef)
+
+
 # --- sums with a memory ----------------------------------------------------------------------------------------------
 
 
@@ -252,15 +270,22 @@ def certain(block: Block, coef: Tensor, total: Callable[[Tensor | None], Tensor]
 
 
 class ExactSum(Sum):
-    """The first layer of fixed weights: A x, known once and for all. No variance, nothing to draw."""
+    """The first layer of fixed weights: A x, known once and for all. No variance, nothing to draw.
+
+    With `drops`, sqrt(sum of a^2 x^2) is known too: dropping a share p of all inputs moves the sum by that times
+    sqrt(p / (1 - p)), entry by entry, and a normal variable of this size stands for it.
+    """
 
     draws = False
     sums: Tensor
     weights: Tensor
+    spread: Tensor | None
 
-    def __init__(self, graph: Graph, x: Tensor, storage: Storage = MEMORY):
+    def __init__(self, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False):
         super().__init__()
         self.register_buffer("sums", ops.table(full_sums(graph, x, storage), x), persistent=False)
+        spread = ops.table(full_sums(graph, x, storage, squared=True).sqrt_(), x) if drops else None
+        self.register_buffer("spread", spread, persistent=False)
         ones = torch.ones(graph.num_nodes, 1, device=x.device)
         self.register_buffer("weights", full_sums(graph, ones), persistent=False)
 
@@ -270,11 +295,15 @@ class ExactSum(Sum):
         values: Values,
         own: Tensor | None,
         block: Block,
-        drop: Drop = same,
         rest: Tensor | None = None,
     ) -> Tensor:
         nodes = block.n_id[: block.num_dst]
-        sums = drop(ops.table_rows(self.sums, nodes))
+        sums = ops.table_rows(self.sums, nodes)
+        if values.share:
+            if self.spread is None:
+                raise InputError("`dropout` must be set before `remember`, got an exact first layer made without it")
+            size = ops.table_rows(self.spread, nodes)
+            sums = torch.addcmul(sums, size, torch.randn_like(size), value=deviation(values.share))
 
         def total(kernel: Tensor | None, rest: Tensor | None = None) -> Tensor:
             kernel, bias = join(kernel, values.encoder)
@@ -306,14 +335,17 @@ class ExactAttention(OnGraph, Sum):
         values: Values,
         own: Tensor | None,
         block: Block,
-        drop: Drop = same,
         rest: Tensor | None = None,
     ) -> Tensor:
         every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         whole = Values(self.x, values.encoder)
+        if values.share:  # every neighbour is read: each once, dropped
+            ids, place = every.src.unique(return_inverse=True)
+            every = every._replace(edge_index=torch.stack([place, every.dst]))
+            whole = Values(self.x[ids], values.encoder, values.share)
         ends = conv.ends(whole, own, every)
         coef = attention(conv.scores(*ends.over(every)), every, "softmax")
-        sums = drop(whole.summed(every, coef))
+        sums = whole.summed(every, coef)
 
         def total(kernel: Tensor | None) -> Tensor:
             kernel, bias = whole.joined(kernel)
@@ -325,14 +357,23 @@ class ExactAttention(OnGraph, Sum):
         return out if rest is None else out + rest
 
 
+class Formed(NamedTuple):
+    """A sum from a memory and a sample: with the sample's coefficients, and the messages that were left to chance."""
+
+    total: Tensor
+    coef: Tensor
+    messages: Callable[[], Messages]
+
+
 class Variate(OnGraph, Sum):
     """What control variates share: H, an old h of every node, and the dial.
 
     `noise` in [0, 1]: 0 takes from the sample what H knows already, 1 leaves the sample alone; unbiased for each. It is
-    a tensor, so that a captured step follows it.
+    a tensor, so that a captured step follows it. Dropout is kept apart: memory and dial see the mean's h alone, and
+    what dropout adds is as large as over all neighbours (see `dropped_part`).
     """
 
-    late = True
+    parted = True
     noise: Tensor
 
     def __init__(
@@ -359,13 +400,21 @@ class Variate(OnGraph, Sum):
         values: Values,
         own: Tensor | None,
         block: Block,
-        drop: Drop = same,
         rest: Tensor | None = None,
     ) -> Tensor:
-        return mapped(drop(self.total(conv, values, own, block)), conv.kernel(), rest)
+        return mapped(self.total(conv, values, own, block), conv.kernel(), rest)
 
     def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
-        """The sum of a_ij h_j."""
+        """The sum of a_ij h_j: of the mean's h from the memory and the sample, then dropout's part, if there is one."""
+        mean = values if values.mean is None else values.mean
+        if own is not None and mean is not values:
+            own = mean.rows(block.num_dst)
+        made = mean.once("formed", lambda: self.formed(conv, mean, own, block))  # the mean goes on to the next layer
+        conv.note(made.messages)
+        return made.total if mean is values else made.total + dropped_part(values, block, made.coef)
+
+    def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
+        """The sum from the memory and the sample, without dropout."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -402,17 +451,16 @@ class ControlVariate(Variate):
         super().__init__(graph, width, kind, dtype, noise, storage)
         self.sums = History(graph.num_nodes, width, dtype, storage) if kind == "snapshot" else None
 
-    def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+    def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
         nodes, h = block.n_id[: block.num_dst], values.rows()
         base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
         trust = self.trust
         change = torch.addcmul(h, self.history.pull(block.n_id), -trust)
         coef = block.weight * block.scale
         total = torch.addcmul(gather(change, block, coef), base, trust)
-        conv.note(lambda: Messages(block, coef, Values(change), total=lambda: total))
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)
-        return total
+        return Formed(total, coef, lambda: Messages(block, coef, Values(change), total=lambda: total))
 
     def take(self, h: Tensor, conv: Conv) -> None:
         super().take(h, conv)
@@ -442,9 +490,9 @@ class AttentionVariate(Variate):
         super().__init__(graph, width, kind, dtype, noise, storage)
         self.waiting: tuple[Tensor, Tensor] | None = None
 
-    def total(  # type: ignore[override]
+    def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
-    ) -> Tensor:
+    ) -> Formed:
         self.settle()
         every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         h, old = values.rows(), self.history.pull(block.n_id)
@@ -455,10 +503,11 @@ class AttentionVariate(Variate):
         num = gather(self.history.value.float(), every, whole) + gather(h, block, new) - gather(old, block, gone)
         total = num / den.unsqueeze(-1)
         new, gone = new / den[block.dst], gone / den[block.dst]
-        conv.note(lambda: Messages(block, new, values, ends=ends, old=(gone.detach(), old), total=lambda: total))
         if self.training and self.kind == "history":
             self.waiting = block.n_id, h.detach()
-        return total
+        return Formed(
+            total, new, lambda: Messages(block, new, values, ends=ends, old=(gone.detach(), old), total=lambda: total)
+        )
 
     def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
         """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
@@ -490,9 +539,9 @@ class AttentionScores(AttentionVariate):
     def __init__(self, graph: Graph, heads: int, noise: float = 0.0, storage: Storage = MEMORY):
         super().__init__(graph, heads, "history", torch.float32, noise, storage)
 
-    def total(  # type: ignore[override]
+    def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
-    ) -> Tensor:
+    ) -> Formed:
         every = all_neighbours(self.graph, block.n_id[: block.num_dst])
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, self.history.value)
@@ -500,10 +549,9 @@ class AttentionScores(AttentionVariate):
         _, new, _, den = self.normalised(conv, ends, stale, then, block, every)
         coef = new / den[block.dst]
         total = gather(values.rows(), block, coef)
-        conv.note(lambda: Messages(block, coef, values, ends=ends))
         if self.training:
             self.history.push(block.n_id, ends.t)
-        return total
+        return Formed(total, coef, lambda: Messages(block, coef, values, ends=ends))
 
     def take(self, h: Tensor, conv: Attention) -> None:  # type: ignore[override]
         self.history.value.copy_(conv.source(Values(h))[0])
@@ -529,15 +577,19 @@ def build(
     dtype: torch.dtype = torch.float32,
     noise: float | Sequence[float] = 0.0,
     storage: Storage = MEMORY,
+    drops: bool = False,
 ) -> nn.ModuleDict:
-    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs, all like `conv`."""
+    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs, all like `conv`.
+
+    `drops`: the model drops inputs in training.
+    """
     parts = one_of(estimator, ESTIMATORS, "estimator").split("+")
     each = dial(noise, len(widths))
     if "scores" in parts and not conv.attends:
         raise InputError(f"`estimator` must not remember scores for a model without attention, got {estimator}")
     memories: dict[str, Sum] = {}
     if "exact" in parts:
-        memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage)
+        memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage, drops)
     for layer, width in list(enumerate(widths))[len(memories) :]:
         if parts[-1] == "scores":
             memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, each[layer], storage)
@@ -548,11 +600,19 @@ def build(
 
 
 @torch.no_grad()
-def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 << 14) -> Tensor:
-    """A x for every node, in chunks."""
+def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 << 14, squared: bool = False) -> Tensor:
+    """A x for every node, in chunks; with `squared` each weight and each entry is squared before."""
     if len(x) != graph.num_nodes:
         raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
+    edges = graph.edges
+    if squared:
+        if edges.weight is not None:
+            edges = edges._replace(weight=edges.weight.square())
+        square = storage.empty(tuple(x.shape), x.dtype, x.device)
+        for a in range(0, len(x), rows):
+            square[a : a + rows] = x[a : a + rows].square()
+        x = square
     out = storage.empty(tuple(x.shape), x.dtype, x.device)
     for nodes in torch.arange(len(x), device=x.device).split(rows):
-        out[nodes] = ops.full_sum(x, graph.edges, nodes)
+        out[nodes] = ops.full_sum(x, edges, nodes)
     return out

@@ -94,28 +94,28 @@ class GNN(nn.Module):
         return self.decode(self.hidden(batch))
 
     def hidden(self, batch: NodeBatch, layers: int | None = None) -> Tensor:
-        """h of the targets after the first `layers` (all)."""
-        values, own, state = self.first(batch)
-        h = torch.empty(0)
-        for layer, block in enumerate(batch.blocks[:layers]):
-            how, n = self.sums(layer), block.num_dst
-            if layer > 0:
-                h = h if how.late else self.drop(h)
-                values, own, state = Values(h), h[:n], {k: v[:n] for k, v in state.items()}
-            h, state = self.step(layer, values, own, state, block, how)
-        return h
+        """h of the targets after the first `layers` (all).
 
-    def first(self, batch: NodeBatch) -> tuple[Values, Tensor | None, State]:
-        """What the first block's sources bring, its targets' own h where it is read, and what they carry."""
-        block, table = batch.blocks[0], getattr(batch, "features", None)
-        share = self.dropout if self.training else 0.0
-        if table is None:
-            values = Values(batch.x, self.encoder, self.drop if share else None)
-        else:
-            values = TableValues(table, block.n_id, self.encoder, share)
-        asked = self.encoder is not None or self.layers()[0].reads_own
-        own = values.rows(block.num_dst) if asked else None
-        return values, own, self.carried(own)
+        Where dropout is on and a layer's memory keeps it apart, the layers below run a second time without it.
+        """
+        blocks, share = batch.blocks[:layers], self.dropout if self.training else 0.0
+        parted = [layer for layer in range(len(blocks)) if share and self.sums(layer).parted]
+        path, mean = Path(self, batch, share), Path(self, batch, 0.0) if parted else None
+        for layer, block in enumerate(blocks):
+            if mean is not None and layer <= parted[-1]:
+                path.at(layer).mean = mean.at(layer)
+                if layer < parted[-1]:
+                    with self.layers()[layer].unheard():
+                        mean.step(layer, block)
+            path.step(layer, block)
+        return path.h
+
+    def read(self, batch: NodeBatch, share: float) -> Values:
+        """What the first block's sources bring, a share of the features dropped."""
+        table = getattr(batch, "features", None)
+        if table is not None:
+            return TableValues(table, batch.blocks[0].n_id, self.encoder, share)
+        return Values(batch.x, self.encoder, share)
 
     def carried(self, own: Tensor | None) -> State:
         """What targets of the first layer carry along, from their own h."""
@@ -125,7 +125,7 @@ class GNN(nn.Module):
         self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, how: Sum
     ) -> tuple[Tensor, State]:
         """One layer for the targets `own` and what they carry."""
-        return self.act(layer, self.convs[layer](values, own, block, how, self.drop), state), state
+        return self.act(layer, self.convs[layer](values, own, block, how), state), state
 
     def drop(self, h: Tensor) -> Tensor:
         return dropout(h, self.dropout, self.training) if self.dropout else h
@@ -158,14 +158,16 @@ class GNN(nn.Module):
         """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn.
 
         `noise` in [0, 1], one for all layers or one each: how much of the sampling noise a control variate leaves in.
-        Dropout comes after the sums of a control variate instead of before them. What is remembered, and what a pass
-        over the graph makes per node, lies in `storage`.
+        Dropout is noise of its own in the sums of a memory, as large as over all neighbours. What is remembered, and
+        what a pass over the graph makes per node, lies in `storage`.
         """
         self.storage = storage
         if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
             check_whole(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
-            self.memories = build(estimator, self.layers()[0], graph, x, self.widths, dtype, noise, storage)
+            self.memories = build(
+                estimator, self.layers()[0], graph, x, self.widths, dtype, noise, storage, bool(self.dropout)
+            )
         if any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
             self.inference(graph, x, renew="all", until=last)
@@ -240,3 +242,31 @@ class GNN(nn.Module):
             return h if self.decoder is None else in_pieces(h, self.decode, self.storage)
         finally:
             self.train(was)
+
+
+class Path:
+    """A batch's way through the layers: what the next layer's sources bring, and what nodes carry beside it."""
+
+    h: Tensor
+
+    def __init__(self, model: GNN, batch: NodeBatch, share: float):
+        self.model, self.share = model, share
+        self.values = model.read(batch, share)
+        asked = model.encoder is not None or model.layers()[0].reads_own
+        self.own = self.values.rows(batch.blocks[0].num_dst) if asked else None
+        self.state = model.carried(self.own)
+        self.here = 0  # the layer that `values` are for
+
+    def at(self, layer: int) -> Values:
+        """What the layer's sources bring, a share of it dropped."""
+        if self.here < layer:
+            self.here, self.values = layer, Values(self.h, share=self.share)
+            self.own = self.values.rows()
+        return self.values
+
+    def step(self, layer: int, block: Block) -> None:
+        values, n = self.at(layer), block.num_dst
+        if layer > 0:
+            assert self.own is not None
+            self.own, self.state = self.own[:n], {k: v[:n] for k, v in self.state.items()}
+        self.h, self.state = self.model.step(layer, values, self.own, self.state, block, self.model.sums(layer))
