@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from adahop.cli import plugins
 from adahop.graph import Graph
+
+plugins()  # methods of a user's own, in $ADAHOP_PLUGINS, are tested like those of the list
 
 
 def drop_stale_kernels() -> None:

@@ -66,6 +66,16 @@ def gcn() -> models.GNN:
     return models.make("gcn", 8, 4, 3)
 
 
+def registered(**given: Any) -> None:
+    before = dict(METHODS), dict(POLICIES)
+    try:
+        adahop.register(**given)
+    finally:
+        for known, kept in zip((METHODS, POLICIES), before, strict=True):
+            known.clear()
+            known.update(kept)
+
+
 def calls(tmp_path: Path) -> dict[str, Call]:
     """A call that is right (or at least of the right kinds) for every public function, by its name."""
     data = toy_data(60)
@@ -94,6 +104,8 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "Graph.to": (graph.to, {"device": "cpu"}),
         "load": (adahop.load, {"name_or_path": "synthetic:30,90,4,2", "root": None, "features": "auto"}),
         "make": (adahop.make, {"method": "bs", "graph": graph, "sizes": [2], "seed": 0}),
+        "register": (registered, {
+            "name": "own", "kind": policies.Policy, "family": "node-wise", "unbiased": True, "state": "none"}),
         "models.make": (models.make, {
             "name": "gcn", "inputs": 4, "hidden": 4, "outputs": 2, "layers": 2, "arch": "plain", "dropout": 0.1,
             "activation": None, "norm": "row"}),

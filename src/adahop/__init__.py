@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from adahop.errors import InputError
     from adahop.graph import Graph
     from adahop.loader import Loader
-    from adahop.methods import METHODS, make
+    from adahop.methods import METHODS, make, register
     from adahop.pyg import inference  # type: ignore[no-redef]
     from adahop.train import fit
     from adahop.watcher import watch
 
 __version__ = "0.1.0"
 __all__ = [
-    "METHODS", "Block", "Graph", "InputError", "Loader", "fit", "inference", "load", "make", "models", "pyg", "watch",
+    "METHODS", "Block", "Graph", "InputError", "Loader", "fit", "inference", "load", "make", "models", "pyg",
+    "register", "watch",
 ]  # fmt: skip
 
 # where each public name lives; torch is loaded with the first of them, so that `adahop --help` need not wait for it
@@ -31,6 +32,7 @@ _HOME = {
     "inference": "pyg",
     "load": "datasets",
     "make": "methods",
+    "register": "methods",
     "watch": "watcher",
 }
 

@@ -9,14 +9,16 @@ docs/combinations.md lists what is refused.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from adahop import ops
-from adahop.checks import InputError, one_of, room_for
+from adahop.checks import InputError, KindError, flag, of_kind, one_of, room_for
 from adahop.graph import Graph
-from adahop.policies import POLICIES
+from adahop.policies import POLICIES, Policy
+from adahop.policies.base import check_odds
 from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor, Ladies, NeighborSampler, Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -131,6 +133,69 @@ def make(
         return preset.build(graph, sizes, seed=seed, **{**preset.options, **options}, **place)
 
 
+# --- methods of a user's own -----------------------------------------------------------------------------------------
+
+BUILT_IN = frozenset({*METHODS, *POLICIES})
+SMALL = [[1, 2, 3, 3, 4], [0, 0, 0, 1, 1]]  # edges of the graph that a new policy is tried on; nodes 2 to 5 have none
+
+
+def register(
+    name: str,
+    kind: type[Policy] | Build,
+    family: str = "node-wise",
+    unbiased: bool = True,
+    state: str = "not stated",
+    **options: Any,
+) -> None:
+    """Add a method of your own to `METHODS`: everything that takes `method=` then takes its name.
+
+    `kind` is a `Policy`, or a class or function that builds a `Sampler` from (graph, sizes, seed). A policy also works
+    with every other method, as `policy=name`; its odds are first tried on a small graph. `options` are the preset's: of
+    the policy, and `draw` (systematic unless given). `state` says what it keeps, for `adahop list`. To register a name
+    of your own again replaces it.
+
+    >>> class Hubs(Policy):
+    ...     def odds(self, layer):
+    ...         return ops.Odds(node=self.graph.degree() + 1.0)
+    >>> register("hubs", Hubs, draw="multinomial")
+    >>> make("hubs", Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2]).policy.odds(0).node.tolist()
+    [4.0, 1.0, 1.0, 1.0]
+    >>> del METHODS["hubs"], POLICIES["hubs"]
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9._-]*", of_kind(name, str, "name")) or name in BUILT_IN:
+        raise InputError(f"`name` must be a new word of small letters, digits, '.', '_' and '-', got '{name}'")
+    one_of(family, ("node-wise", "layer-wise", "subgraph"), "family")
+    flag(unbiased, "unbiased")
+    of_kind(state, str, "state")
+    if not callable(kind):
+        raise KindError(
+            f"`kind` must be a Policy class, or a function that builds a Sampler, got {type(kind).__name__}"
+        )
+    if not (isinstance(kind, type) and issubclass(kind, Policy)):
+        METHODS[name] = Method(name, family, unbiased, state, cast(Build, kind), options)
+        return
+    if family != "node-wise":
+        raise InputError(f"`family` must be node-wise for a policy, got '{family}'")
+    _try(kind, {k: v for k, v in options.items() if k not in inspect.signature(node_wise).parameters})
+    POLICIES[name] = kind
+    METHODS[name] = Method(name, family, unbiased, state, node_wise, {"draw": "systematic", **options, "policy": name})
+
+
+def _try(kind: type[Policy], options: dict[str, Any]) -> None:
+    """A policy gives odds that can be drawn from; one that has to be told of the model is not tried."""
+    graph = Graph.from_edge_index(SMALL, num_nodes=6)
+    takes = inspect.signature(kind)
+    try:
+        takes.bind(graph, 2, **{**dict.fromkeys(kind.needs), **options})
+    except TypeError as e:
+        raise InputError(
+            f"`kind` must be built from graph and layers, with a default for every option, got {kind.__name__}{takes}: "
+            f"{e}"
+        ) from None
+    if not kind.needs:
+        check_odds(kind(graph, 2, **options))
+
+
 # --- what combines with what -----------------------------------------------------------------------------------------
 
 
@@ -154,8 +219,7 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for name in options:
         if open_ended and policy is not None and name not in known and name not in policy_options(policy):
-            own = policy_options(policy)
-            raise InputError(f"an option of policy '{policy}' must be one of {own or 'none'}, got '{name}'")
+            one_of(name, [*known, *policy_options(policy)], f"{method.name}'s option")
         if not open_ended:
             one_of(name, known, f"{method.name}'s option")
 

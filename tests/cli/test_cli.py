@@ -247,7 +247,10 @@ MISTAKES = {
         ["train", "--estimator", "scores"],
         "`estimator` must not remember scores for model gcn, whose weights are the graph's own",
     ),
-    "another policy's option": (["train", "--option", "heads=2"], "an option of policy 'tracked' must be one of"),
+    "another policy's option": (
+        ["train", "--option", "heads=2"],
+        "`adahop's option` must be one of policy, draw, budget, eta, memory",
+    ),
     "no such policy": (["train", "--option", "policy=uniforn"], "did you mean 'uniform'?"),
     "parts that remember": (["train", "--partition", "range", "--estimator", "history"], "`estimator` must be plain"),
     "parts of a layer": (["train", "--partition", "range", "--method", "ladies"], "`method` must be one of adahop, "),

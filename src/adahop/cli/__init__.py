@@ -6,7 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Collection
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
@@ -96,10 +98,27 @@ def _missing(context: typer.Context) -> None:
     raise InputError(f"`adahop {context.info_name}` needs adahop-lab: `pip install ./lab` in a checkout adds it")
 
 
+def plugins() -> None:
+    """Import what $ADAHOP_PLUGINS names, modules or .py files with commas between, which `adahop.register` methods."""
+    for name in filter(None, os.environ.get("ADAHOP_PLUGINS", "").split(",")):
+        file = Path(name)
+        module = file.stem if file.suffix == ".py" else name
+        folder = str(file.parent.resolve()) if file.suffix == ".py" else os.getcwd()
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            import_module(module)
+        except ModuleNotFoundError as e:
+            if e.name != module:
+                raise
+            raise InputError(f"`ADAHOP_PLUGINS` must name modules or .py files that exist, got '{name}'") from None
+
+
 def main(args: list[str] | None = None) -> NoReturn:
     """Run a command; nothing a user typed ends in a traceback."""
     words = list(sys.argv[1:] if args is None else args)
     try:  # not command.main(): each version of typer has its own way with Ctrl-C and errors
+        plugins()
         command = typer.main.get_command(build(words[:1]))
         with command.make_context("adahop", words) as context:
             command.invoke(context)

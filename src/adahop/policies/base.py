@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block
-from adahop.checks import between, edge_weights, implied, of_kind
+from adahop.checks import InputError, between, edge_weights, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.messages import Reading, energy
 from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, goes_by_sums, random, segment_sum, spans
@@ -119,6 +119,25 @@ class Static(Policy):
         super()._apply(fn, recurse)
         self.sums.clear()
         return self
+
+
+def check_odds(policy: Policy) -> None:
+    """Of a user's own policy: kernels read the odds without bounds, and what is not a number is never drawn."""
+    sizes = {"edge": policy.graph.indices.numel(), "node": policy.graph.num_nodes}
+    whose = f"{type(policy).__name__}.odds"
+    for layer in range(policy.layers):
+        odds = of_kind(policy.odds(layer), Odds, whose)
+        between(odds.eta, 0.0, 1.0, f"eta of {whose}")
+        for name, size in sizes.items():
+            value = getattr(odds, name)
+            if value is None or odds.shift is not None:
+                continue
+            if of_kind(value, Tensor, f"{name} of {whose}").shape != (size,):
+                raise InputError(f"`{name} of {whose}` must have shape ({size},), got {tuple(value.shape)}")
+            bad = ~(torch.isfinite(value) & (value >= 0))
+            if bool(bad.any()):
+                at = int(bad.nonzero()[0])
+                raise InputError(f"`{name} of {whose}` must be finite and not negative, got {float(value[at])} at {at}")
 
 
 def sight(block: Block) -> Sight:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block
-from adahop.checks import InputError, flag, one_of
+from adahop.checks import InputError, flag, of_kind, one_of
 from adahop.graph import Graph
 from adahop.messages import Reading
 from adahop.ops import Drawn, Rows, random
 from adahop.policies import Policy, Uniform
+from adahop.policies.base import check_odds
 from adahop.samplers.base import Sampler
 from adahop.samplers.budget import spread
 from adahop.samplers.loop import Draw
@@ -56,7 +57,13 @@ class NeighborSampler(Sampler):
         if self.sized.source is not None and not budget:
             raise InputError("`sizes` must go by relation where they are not a budget, got node types")
         self.how = one_of(draw, ops.DRAWS, "draw")
-        self.policy = Uniform(graph, len(self.sizes)) if policy is None else policy
+        self.policy = Uniform(graph, len(self.sizes)) if policy is None else of_kind(policy, Policy, "policy")
+        if policy is not None:
+            if policy.layers != len(self.sizes):
+                raise InputError(
+                    f"`policy` must have as many layers as `sizes`, {len(self.sizes)}, got {policy.layers}"
+                )
+            check_odds(policy)
         self.policy.prepare(self.how, self.fan_out)
 
     @property
