@@ -241,7 +241,7 @@ class Graph:
         if self.types is not None:
             return self.types.ids(values, what)
         if isinstance(values, str | Mapping) or (isinstance(values, tuple) and any(isinstance(v, str) for v in values)):
-            raise InputError(f"`{what}` must be ids or a mask, as the graph has no node types, got {values!r}")
+            raise KindError(f"`{what}` must be ids or a mask, as the graph has no node types, got {values!r}")
         return node_ids(values, self.num_nodes, what)
 
     @property
