@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -273,7 +274,7 @@ class Graph:
         """[R] one past the last place of each row."""
         return self.indptr[1:] if self.ends is None else self.ends
 
-    @property
+    @functools.cached_property
     def edges(self) -> Edges:
         """The stored edges as the operations read them, row after row."""
         return Edges(self.indptr[:-1], self.first, self.last, self.indices, self.weight, self.eid)

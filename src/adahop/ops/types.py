@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,13 +13,11 @@ from adahop.ops.registry import OPS
 
 DRAWS = {"multinomial": 0, "systematic": 1, "depround": 2, "poisson": 3}
 HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a weight outside e^[LOW, HIGH] has its segment divided, to e^[-SPAN, 0]
+NO_PLACES, NO_WEIGHTS, NO_IDS = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32)
 
 
-class Edges(NamedTuple):
-    """Edges as they are stored, row after row. Row r holds the places begin[r] up to last[r], its self-loops first.
-
-    A row may have room to grow: the next one then starts after its last place.
-    """
+class Stored(NamedTuple):
+    """The tensors of `Edges`."""
 
     begin: Tensor  # [R] where a row starts
     first: Tensor  # [R] the place of its first true neighbour
@@ -26,6 +25,30 @@ class Edges(NamedTuple):
     indices: Tensor  # [P] the source at each place
     weight: Tensor | None = None  # [P] None: all ones
     eid: Tensor | None = None  # [P] the user's own edge number; None: the place
+
+
+class Edges(Stored):
+    """Edges as they are stored, row after row. Row r holds the places begin[r] up to last[r], its self-loops first.
+
+    A row may have room to grow: the next one then starts after its last place.
+    """
+
+    @functools.cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The same as numpy arrays, for kernels on the CPU: those that are None are empty."""
+        none = {"weight": NO_WEIGHTS, "eid": NO_IDS}
+        given = self._asdict().items()
+        return tuple(none[name] if t is None else t.numpy() for name, t in given)
+
+    @functools.cached_property
+    def loops(self) -> int:
+        """The most self-loops that a row has."""
+        if self.begin.numel() == 0 or self.begin.data_ptr() == self.first.data_ptr():
+            return 0
+        return int((self.first - self.begin).max())
+
+    def __getstate__(self) -> None:
+        """What can be made again is not pickled."""
 
 
 class Rows(NamedTuple):

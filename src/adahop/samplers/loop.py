@@ -11,7 +11,7 @@ from adahop import ops
 from adahop.block import Block, Seeds
 from adahop.checks import InputError
 from adahop.graph import Graph
-from adahop.ops import Drawn, Odds, Plan, Rows, random
+from adahop.ops import Drawn, Odds, Rows, random
 from adahop.samplers.budget import passed_down
 from adahop.typed import TypedBatch, Types
 
@@ -130,11 +130,10 @@ class Compact(Numbering):
             numbered = ops.number(dst, drawn, edges, rows.target, sampler._scratch, None)
             self.named = None
             return as_block(sampler.graph, rows, numbered, drawn)
-        plan: Plan | Drawn = ops.plan(edges, rows, found.k, found.how, found.odds, _now(found.key))
-        numbered = ops.number(dst, plan, edges, rows.target, sampler._scratch, self.named is not None)
+        known = self.named is not None
+        drawn, numbered = ops.hop(edges, rows, found.k, found.how, found.odds, _now(found.key), sampler._scratch, known)
         self.named = numbered.n_id
-        drawn = sampler.scaled(rows, plan.drawn if isinstance(plan, Plan) else plan)
-        return as_block(sampler.graph, rows, numbered, drawn)
+        return as_block(sampler.graph, rows, numbered, sampler.scaled(rows, drawn))
 
     def end(self, sampler: Sampler) -> None:
         if self.named is not None:

@@ -14,6 +14,7 @@ SMALLEST = 1e-30  # what cannot be told from zero beside the largest odds still 
 
 draw = register("draw", reference=reference.draw, cpu=cpu.draw, cuda=f"{CUDA}:draw")
 plan = register("plan", reference=reference.draw, cpu=cpu.plan, cuda=f"{CUDA}:draw")
+hop = register("hop", reference=reference.hop, cpu=cpu.hop)
 padded = register("padded", reference=reference.padded, cuda=f"{CUDA}:padded")
 labor = register("labor", reference=reference.labor, cpu=cpu.labor)
 near = register("near", reference=reference.near, cpu=cpu.near)

@@ -9,32 +9,81 @@ import torch
 from torch import Tensor
 
 from adahop.ops.buffers import empty
-from adahop.ops.drawing import cpu_labor, cpu_prefix, cpu_reject, cpu_scan, cpu_tree
+from adahop.ops.drawing import cpu_hop, cpu_labor, cpu_prefix, cpu_reject, cpu_scan, cpu_tree
 from adahop.ops.drawing.reference import SURE
 from adahop.ops.numbering import cpu as numbering
 from adahop.ops.threads import over
-from adahop.ops.types import DRAWS, Bound, Drawn, Edges, Near, Odds, Plan, Prefix, Rows, plain_odds
+from adahop.ops.types import (
+    DRAWS,
+    NO_PLACES,
+    NO_WEIGHTS,
+    Bound,
+    Drawn,
+    Edges,
+    Near,
+    Numbered,
+    Odds,
+    Plan,
+    Prefix,
+    Rows,
+    plain_odds,
+)
 
-NO_PLACES, NO_WEIGHTS = np.empty(0, np.int64), np.empty(0, np.float32)
 Where = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def extents(edges: Edges, rows: Rows) -> Where:
-    """(start, size, begin, loops) per row, see `cpu_scan.extents`."""
+def extents(edges: Edges, rows: Rows, ks: np.ndarray = NO_PLACES, ptr: np.ndarray = NO_PLACES) -> Where:
+    """(start, size, begin, loops) per row, and with `ks` the pointer of what is drawn, see `cpu_scan.extents`."""
     out = empty((4, rows.row.numel()), np.int64)
     where = (out[0], out[1], out[2], out[3])
     clips = (NO_PLACES if t is None else t.numpy() for t in (rows.since, rows.until))
-    stored = (t.numpy() for t in (edges.begin, edges.first, edges.last))
-    cpu_scan.extents(*stored, rows.row.numpy(), *clips, where)  # type: ignore[call-arg]
+    cpu_scan.extents(*edges.arrays[:3], rows.row.numpy(), *clips, ks, where, ptr)  # type: ignore[call-arg]
     return where
+
+
+def unclipped(rows: Rows) -> bool:
+    """Whether rows are drawn from whole."""
+    return rows.since is None and rows.until is None
+
+
+def alike(odds: Odds, how: str) -> bool:
+    """Whether all neighbours are, so that nothing must be read to draw some."""
+    return odds.edge is None and odds.node is None and how != "poisson"
+
+
+def hop(
+    edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int, scratch: Tensor, known: bool
+) -> tuple[Drawn, Numbered]:
+    n, size = rows.row.numel(), int(k[0]) if k.numel() == 1 else -1
+    simple = size >= 0 and unclipped(rows) and alike(odds, how)
+    most = n * (size + edges.loops) if simple else 0
+    if not simple or numbering.parts(n, most) > 1:
+        ready = plan(edges, rows, k, how, odds, key)
+        return ready.drawn, numbering.number(rows.targets, ready, edges, rows.target, scratch, known)
+    dst, none = rows.targets.numpy(), edges.eid is None
+    target = NO_PLACES if rows.target is None else rows.target.numpy()
+    ptr, pos, ends = empty((n + 1,), np.int64), empty((most,), np.int64), empty((2 * most,), np.int64)
+    e_id, n_id = pos if none else empty((most,), np.int64), empty((len(dst) + most + 1,), np.int64)
+    w, prob, scale = empty((most,), np.float32), empty((most,), np.float32), empty((most,), np.float32)
+    marks = scratch.numpy()
+    try:
+        m, nodes = cpu_hop.uniform_hop(
+            dst, rows.row.numpy(), target, edges.arrays, size, DRAWS[how], key, known, marks, ptr, pos, ends, e_id,
+            (w, prob, scale), n_id,
+        )  # fmt: skip
+    except BaseException:
+        marks.fill(-1)
+        raise
+    drawn = Drawn(*map(torch.from_numpy, (ptr, pos[:m], prob[:m], scale[:m])))
+    found = map(torch.from_numpy, (n_id[:nodes], ends[: 2 * m].reshape(2, m), e_id[:m], w[:m]))
+    return drawn, Numbered(*found)
 
 
 def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Plan:
     n, of, ks = rows.row.numel(), rows.row.numpy(), k.numpy()
-    where, ptr = extents(edges, rows), empty((n + 1,), np.int64)
-    cpu_scan.point(where, ks, ptr)
-    plain = odds.edge is None and odds.node is None and how != "poisson"
-    whole = rows.since is None and rows.until is None  # sums that are kept are those of whole rows
+    ptr = empty((n + 1,), np.int64)
+    where = extents(edges, rows, ks, ptr)
+    plain, whole = alike(odds, how), unclipped(rows)  # sums that are kept are those of whole rows
     if odds.prefix is not None and not (whole and how == "systematic"):
         odds = plain_odds(odds)
     work = ptr
@@ -45,12 +94,12 @@ def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
         kernel, given = cpu_tree.tree_rows, (*given[:4], key, odds.eta, tree)
     elif whole and odds.bound is not None and odds.eta > 0.0 and how == "multinomial":
         bound = tuple(t.numpy() for t in odds.bound)
-        kernel, given = cpu_reject.reject_rows, (*given[:4], key, _odds(odds), edges.indices.numpy(), bound)
+        kernel, given = cpu_reject.reject_rows, (*given[:4], key, _odds(odds), edges.arrays[3], bound)
     elif odds.prefix is not None:
         told = (*_odds(odds), odds.root)
-        kernel, given = cpu_prefix.prefix_rows, (*given[:4], key, told, edges.indices.numpy(), _prefix(odds.prefix))
+        kernel, given = cpu_prefix.prefix_rows, (*given[:4], key, told, edges.arrays[3], _prefix(odds.prefix))
     elif not plain:
-        kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.indices.numpy())
+        kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.arrays[3])
         work = np.concatenate([[0], np.cumsum(where[1] + 16)])
         if how == "poisson" or odds.eta == 0.0:  # who takes part is known only when the odds are
             over(cpu_scan.count_rows, n, *given, work=work)

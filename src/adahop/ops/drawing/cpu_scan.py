@@ -163,10 +163,15 @@ def poisson(p, n, stream, out):
 
 
 @nb.njit(nogil=True, cache=True)
-def extents(begin, first, last, rows, since, until, where):
-    """Where each row's true neighbours start and how many there are, and the same of its self-loops."""
-    many = rows.shape[0]
+def extents(begin, first, last, rows, since, until, ks, where, ptr):
+    """Where each row's true neighbours start and how many there are, and the same of its self-loops.
+
+    With `ks`, ptr if k of each row are taken, and its self-loops.
+    """
+    many, counts = rows.shape[0], ks.shape[0] > 0
     start, size, begins, loops = where
+    if counts:
+        ptr[0] = 0
     for t in range(many):
         if t + AHEAD < many:
             prefetch(begin, rows[t + AHEAD])
@@ -179,16 +184,9 @@ def extents(begin, first, last, rows, since, until, where):
         if until.shape[0] > 0:
             b = min(b, until[t])
         start[t], size[t] = a, max(b - a, 0)
-
-
-@nb.njit(nogil=True, cache=True)
-def point(where, ks, ptr):
-    """ptr if k of each row are taken, and its self-loops."""
-    _, size, _, loops = where
-    ptr[0] = 0
-    for t in range(size.shape[0]):
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
-        ptr[t + 1] = ptr[t] + loops[t] + (size[t] if k < 0 else min(size[t], k))
+        if counts:
+            k = ks[t] if ks.shape[0] > 1 else ks[0]
+            ptr[t + 1] = ptr[t] + loops[t] + (size[t] if k < 0 else min(size[t], k))
 
 
 @nb.njit(inline="always")

@@ -9,7 +9,7 @@ from adahop.ops import random
 from adahop.ops.numbering import reference as numbering
 from adahop.ops.registry import OPS
 from adahop.ops.segments import pointer, segment_max, segment_sum, spans
-from adahop.ops.types import Drawn, Edges, Near, Odds, Rows, Slots, plain_odds
+from adahop.ops.types import Drawn, Edges, Near, Numbered, Odds, Plan, Rows, Slots, plain_odds
 
 FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well defined
 ROUNDS = 50  # a row's constant is settled when no more of its probabilities reach 1, mostly after a few rounds
@@ -61,6 +61,15 @@ def lifted(w: Tensor, row: Tensor, rows: int) -> Tensor:
     """Weights with the smallest of a row kept within reach of the largest."""
     top = segment_max(w, row, rows)
     return torch.maximum(w, torch.where(top > 0, top * FLOOR, torch.ones_like(top))[row])
+
+
+def hop(
+    edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int, scratch: Tensor, known: bool
+) -> tuple[Drawn, Numbered]:
+    """Draw from the rows, then number the nodes and look the edges up, as `number` does."""
+    made: Drawn | Plan = OPS["plan"](edges, rows, k, how, odds, key)
+    numbered: Numbered = OPS["number"](rows.targets, made, edges, rows.target, scratch, known)
+    return made.drawn if isinstance(made, Plan) else made, numbered
 
 
 def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Drawn:

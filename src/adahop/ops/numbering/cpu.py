@@ -11,12 +11,11 @@ from adahop.ops import threads
 from adahop.ops.buffers import empty
 from adahop.ops.simd import prefetch, prefetch_write
 from adahop.ops.threads import get_threads, over, relay
-from adahop.ops.types import Drawn, Edges, Numbered, Plan
+from adahop.ops.types import NO_PLACES, Drawn, Edges, Numbered, Plan
 
 AHEAD = 48  # how many nodes ahead a number's line is asked for
 EDGES = 64  # and how many edges ahead
 LESS = 0.2  # of a thread's share of the work: what numbering costs
-NO_IDS, NO_WEIGHTS, NO_TARGETS = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 @nb.njit(nogil=True, cache=True)
@@ -156,9 +155,9 @@ class _Numbering:
         if edges.weight is None:
             self.weight.fill(1.0)
         self.ends = (self.src, self.edge_index[1], self.e_id, self.weight)
-        self.target = NO_TARGETS if target is None else target.numpy()
-        ids = NO_IDS if edges.eid is None else edges.eid.numpy()
-        self.stored = (edges.indices.numpy(), ids, NO_WEIGHTS if edges.weight is None else edges.weight.numpy())
+        self.target = NO_PLACES if target is None else target.numpy()
+        _, _, _, indices, weight, eid = edges.arrays
+        self.stored = (indices, eid, weight)
         if known:
             self.n_id[:n] = dst.numpy()
         else:
@@ -177,9 +176,8 @@ class _Numbering:
         except BaseException:
             self.scratch.fill(-1)
             raise
-        n_id = empty((self.n,), np.int64)
-        n_id[:] = self.n_id[: self.n]
-        return Numbered(*map(torch.from_numpy, (n_id, self.edge_index, self.e_id, self.weight)))
+        found = self.n_id[: self.n], self.edge_index, self.e_id, self.weight
+        return Numbered(*map(torch.from_numpy, found))
 
     def name(self, lo: int, hi: int) -> None:
         a, b = self.ptr[lo], self.ptr[hi]
@@ -189,7 +187,12 @@ class _Numbering:
 def _cuts(work: np.ndarray) -> list[int]:
     """Rows in a part per thread; the first part has less work, as the thread that makes it also numbers the nodes."""
     rows, total = len(work) - 1, int(work[-1])
-    parts = min(get_threads(), rows, total // threads.SMALL + 1)
-    if parts <= 1:
+    many = parts(rows, total)
+    if many <= 1:
         return [0, rows]
-    return [0, *np.searchsorted(work, total / (parts - LESS) * (np.arange(1, parts) - LESS)).tolist(), rows]
+    return [0, *np.searchsorted(work, total / (many - LESS) * (np.arange(1, many) - LESS)).tolist(), rows]
+
+
+def parts(rows: int, work: int) -> int:
+    """In how many parts so much work is cut."""
+    return min(get_threads(), rows, work // threads.SMALL + 1)

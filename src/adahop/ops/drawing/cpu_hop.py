@@ -1,0 +1,116 @@
+"""A whole hop of uniform draws on the CPU in one pass: drawn, looked up and numbered, each group a step behind.
+
+A group's places are drawn and their lines asked for; while these come, the group before is looked up and the lines of
+its sources' numbers asked for; and the group before that is numbered. What is handed on stays in the nearest cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adahop.ops.drawing.cpu_scan import sure, uniform_row
+from adahop.ops.random import base
+from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write
+
+GROUP = 32  # targets that are drawn, looked up and numbered together
+AHEAD = 24  # targets whose extents are asked for before they are read
+
+
+@part
+def ask(a, b, pos, indices, eid, weight):
+    """Ask for what will be looked up of the edges a..b."""
+    for e in range(np.uint64(a), np.uint64(b)):
+        prefetch(indices, pos[e])
+    if eid.shape[0] > 0:
+        for e in range(np.uint64(a), np.uint64(b)):
+            prefetch(eid, pos[e])
+    if weight.shape[0] > 0:
+        for e in range(np.uint64(a), np.uint64(b)):
+            prefetch(weight, pos[e])
+
+
+@part
+def look_up(a, b, pos, indices, eid, weight, local_of, src, e_id, w):
+    for e in range(np.uint64(a), np.uint64(b)):
+        v = np.int64(indices[np.uint64(pos[e])])
+        src[e] = v
+        prefetch_write(local_of, v)
+    if eid.shape[0] > 0:
+        for e in range(np.uint64(a), np.uint64(b)):
+            e_id[e] = eid[np.uint64(pos[e])]
+    if weight.shape[0] > 0:
+        for e in range(np.uint64(a), np.uint64(b)):
+            w[e] = weight[np.uint64(pos[e])]
+
+
+@part
+def name(a, b, n, src, local_of, n_id):
+    """src[a:b] from global to local ids, new ones from n on; how many there are then."""
+    for e in range(np.uint64(a), np.uint64(b)):
+        v = np.uint64(src[e])
+        old = local_of[v]
+        new = old < 0  # no branch: which sources are new cannot be foreseen
+        x = n if new else np.int64(old)
+        n_id[np.uint64(n)] = v
+        local_of[v] = x
+        src[e] = x
+        n += new
+    return n
+
+
+@kernel
+def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, pos, ends, e_id, chance, n_id):
+    """Fill all but the last: k of each row's neighbours, all alike, and its self-loops. (edges, nodes)
+
+    `ends` gets the sources, then right after them the targets; `chance` is (weight, prob, scale). Numbers of the nodes
+    stay in `local_of`, and with `known` those of the targets are there already.
+    """
+    begin, first, last, indices, weight, eid = bare(stored)
+    dst, rows, target, local_of, ptr, pos, ends, e_id, n_id = bare(
+        (dst, rows, target, local_of, ptr, pos, ends, e_id, n_id)
+    )
+    w, prob, scale = bare(chance)
+    many, n, out = rows.shape[0], dst.shape[0], np.empty(max(k, 1), np.int64)
+    for i in range(n):
+        n_id[i] = dst[i]
+    if not known:
+        for i in range(n):
+            prefetch_write(local_of, dst[i])
+        for i in range(n):
+            if local_of[dst[i]] < 0:  # a target that comes twice goes by its first number
+                local_of[dst[i]] = i
+    o, looked, named = 0, 0, 0
+    ptr[0] = 0
+    for at in range(0, many, GROUP):
+        drawn = o
+        for t in range(at, min(at + GROUP, many)):
+            if t + AHEAD < many:
+                prefetch(begin, rows[t + AHEAD])
+                prefetch(first, rows[t + AHEAD])
+            v = rows[t]
+            a, b = begin[v], first[v]
+            size = last[v] - b
+            sure(a, o, b - a, pos, prob, scale)
+            o += b - a
+            if size <= k:
+                sure(b, o, size, pos, prob, scale)
+                o += size
+            else:
+                uniform_row(b, size, k, o, base(key, v), how, out, pos, prob, scale)
+                o += k
+            ptr[t + 1] = o
+        ask(drawn, o, pos, indices, eid, weight)
+        n = name(named, looked, n, ends, local_of, n_id)
+        look_up(looked, drawn, pos, indices, eid, weight, local_of, ends, e_id, w)
+        named, looked = looked, drawn
+    n = name(named, looked, n, ends, local_of, n_id)
+    look_up(looked, o, pos, indices, eid, weight, local_of, ends, e_id, w)
+    n = name(looked, o, n, ends, local_of, n_id)
+    for t in range(many):
+        at = target[t] if target.shape[0] > 0 else t
+        for e in range(np.uint64(o + ptr[t]), np.uint64(o + ptr[t + 1])):
+            ends[e] = at
+    if weight.shape[0] == 0:
+        for e in range(np.uint64(o)):
+            w[e] = np.float32(1.0)
+    return o, n
