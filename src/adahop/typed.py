@@ -265,6 +265,9 @@ def of_hetero(data: HeteroData) -> Edged:
             many = data[name].num_nodes if name in data.node_types and len(data[name]) else None
             if many is None:
                 raise InputError(f"`data['{name}']` must have features or `num_nodes`, got neither")
+            rows = getattr(data[name].get("x"), "shape", (many,))[0]
+            if rows != many:
+                raise InputError(f"`data['{name}'].x` must have a row per node of its type, {many} in all, got {rows}")
             sizes[name] = int(many)
     edges, weight = {}, {}
     for relation in data.edge_types:

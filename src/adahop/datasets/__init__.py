@@ -10,9 +10,10 @@ from adahop.datasets.base import FEATURES, Dataset, prepare
 from adahop.datasets.files import READERS, read
 from adahop.datasets.folder import is_folder, open_folder
 from adahop.datasets.made import digits, synthetic
-from adahop.datasets.public import SOURCES
+from adahop.datasets.public import SOURCES, TYPED
+from adahop.datasets.typed import TypedDataset, prepare_typed
 
-__all__ = ["DATASETS", "FEATURES", "FORMS", "Dataset", "load"]
+__all__ = ["DATASETS", "FEATURES", "FORMS", "Dataset", "TypedDataset", "load"]
 
 DATASETS = {
     "digits": "handwritten digits, 1,797 nodes, 10 nearest neighbours; comes along, no download",
@@ -25,17 +26,19 @@ DATASETS = {
     "ogbn-proteins": "proteins, 132,534 nodes, 39.6 M edges, 112 labels, ROC-AUC; needs adahop[ogb]",
     "ogbn-arxiv": "papers, 169,343 nodes, 40 classes, made undirected; needs adahop[ogb]",
     "ogbn-products": "products, 2,449,029 nodes, 61.9 M edges, 47 classes; needs adahop[ogb]",
+    **TYPED,
 }
 
 FORMS = {
     "synthetic:N,E,F,C": "N nodes, about E directed edges, F features, C planted classes; a fifth number is the seed",
     "PATH.npz": "arrays indptr, indices, x, y, train_idx, val_idx, test_idx",
+    "PATH.npz:SPLIT": "a typed graph: arrays edge__SRC__REL__DST, x__TYPE, y__TYPE, train_SPLIT, ...; counts in meta",
     "FOLDER": "written by `adahop convert --mmap`: mapped, for graphs beyond memory",
-    "PATH.pt": "a saved PyG Data with x, y, edge_index, train_mask, val_mask, test_mask",
+    "PATH.pt": "a saved PyG Data with x, y, edge_index, train_mask, val_mask, test_mask; or a HeteroData",
 }
 
 
-def load(name_or_path: str | Path, root: str | Path | None = None, features: str = "auto") -> Dataset:
+def load(name_or_path: str | Path, root: str | Path | None = None, features: str = "auto") -> Dataset | TypedDataset:
     """A data set by name (see `DATASETS`), path, or `synthetic:N,E,F,C`.
 
     Downloads go to `root`, by default the environment's ADAHOP_DATA or ~/.cache/adahop. `features` is what happens
@@ -55,13 +58,17 @@ def load(name_or_path: str | Path, root: str | Path | None = None, features: str
             raise InputError(f"`features` of a mapped folder must be raw, as they were prepared before, got {features}")
         return open_folder(Path(name_or_path).expanduser())
     data, own = _find(str(name_or_path), root)
-    return prepare(data, own if features == "auto" else features)
+    kind = own if features == "auto" else features
+    return prepare_typed(data, kind) if isinstance(data, TypedDataset) else prepare(data, kind)
 
 
-def _find(name: str, root: str | Path | None) -> tuple[Dataset, str]:
+def _find(name: str, root: str | Path | None) -> tuple[Dataset | TypedDataset, str]:
     """The data set with raw features, and its own way to prepare them."""
     if name.startswith("synthetic:"):
         return synthetic(name), "raw"
+    path, parted, split = name.rpartition(".npz:")
+    if parted:
+        return read(Path(f"{path}.npz").expanduser(), split)
     if Path(name).suffix in READERS or os.sep in name:
         return read(Path(name).expanduser())
     one_of(name.lower(), [*DATASETS, *FORMS], "dataset")

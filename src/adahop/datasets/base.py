@@ -87,8 +87,8 @@ def make(
     x = as_tensor(x, "x")
     if x.dim() != 2 or x.shape[0] != n or x.shape[1] == 0:
         raise InputError(f"`x` must have one row per node, {n} in all, and some columns, got shape {tuple(x.shape)}")
-    masks = _masks(splits, n)
-    y, classes = _labels(y, n, classes, torch.stack(list(masks.values())).any(0))
+    masks = masks_of(splits, n)
+    y, classes = labels_of(y, n, classes, torch.stack(list(masks.values())).any(0))
     task = "multilabel" if y.dim() == 2 else "multiclass"
     return Dataset(
         x=x.float().contiguous(),
@@ -103,7 +103,7 @@ def make(
     )
 
 
-def _masks(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
+def masks_of(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
     masks, taken = {}, torch.zeros(n, dtype=torch.bool)
     for part in ("train", "val", "test"):
         mask = torch.zeros(n, dtype=torch.bool)
@@ -117,7 +117,7 @@ def _masks(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
     return masks
 
 
-def _labels(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[Tensor, int]:
+def labels_of(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[Tensor, int]:
     """int64 [N] or float32 [N, C], and the number of outputs; a node outside every split may be unlabelled, -1 or nan.
 
     An unlabelled node has -1 afterwards, in every column.
@@ -151,16 +151,20 @@ def _labels(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[Ten
 
 def prepare(data: Dataset, kind: str) -> Dataset:
     """Features by row, standardised or raw, in place; "auto" decides by the data (see `load`)."""
-    x = data.x
+    scale_features(data.x, kind, data.train_mask, f"`x` of {data.name}")
+    return data
+
+
+def scale_features(x: Tensor, kind: str, train: Tensor | slice, what: str) -> None:
+    """The same of one table, in place; `train` are the rows that columns are standardised on."""
     low, high = x.aminmax()
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
-        raise InputError(f"`x` of {data.name} must be finite, got nan or infinity")
+        raise InputError(f"{what} must be finite, got nan or infinity")
     if kind == "auto":
         kind = "row" if float(low) >= 0 and x.shape[1] > WIDE else "standard"
     if kind == "row":
         total = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
         x.div_(total.masked_fill_(total == 0, 1.0))
     elif kind == "standard":
-        std, mean = torch.std_mean(x[data.train_mask], dim=0, correction=0)
+        std, mean = torch.std_mean(x[train], dim=0, correction=0)
         x.sub_(mean).div_(std.masked_fill_(std <= 1e-6 * mean.abs(), 1.0))  # a constant column stays near zero
-    return data

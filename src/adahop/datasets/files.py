@@ -10,28 +10,35 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from adahop.checks import InputError, count
+from adahop.checks import InputError, count, one_of
 from adahop.datasets.base import Dataset, make
+from adahop.datasets.typed import TypedDataset, labelled_type, make_typed, with_reverses
 from adahop.graph import Graph
+from adahop.typed import Relation, Types
 
 SPLITS = ("train", "val", "test")
 ARRAYS = (
     *("indptr", "indices", "weight", "x", "x_indptr", "x_indices", "x_data", "x_shape", "y", "y_packed", "y_shape"),
     *("train_idx", "val_idx", "test_idx", "meta"),
 )
-PLAIN = [Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage, Dataset, Graph]
+PARTS = ("", "_indptr", "_indices", "_data", "_shape")  # of a matrix, dense or sparse
+TYPED = ("edge__", "weight__", "x__", "y__", "train_", "val_", "test_")  # how the arrays of a typed graph begin
+PLAIN = [
+    *(Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage, Dataset, Graph),
+    *(HeteroData, TypedDataset, Types),
+]
 
 
-def read(path: Path) -> tuple[Dataset, str]:
-    """The data set in a `.npz` or `.pt` file; an error names the file."""
+def read(path: Path, split: str | None = None) -> tuple[Dataset | TypedDataset, str]:
+    """The data set in a `.npz` or `.pt` file, and its own way to prepare features; an error names the file."""
     if path.suffix not in READERS or not path.is_file():
         raise InputError(f"`dataset` must be a known name or an existing .npz or .pt file, got {path}")
     try:
-        return READERS[path.suffix](path)
+        return READERS[path.suffix](path, split)
     except InputError as e:
         raise type(e)(f"in {path}, {e}") from None
 
@@ -48,23 +55,33 @@ def _allow(types: list[Any]) -> contextlib.AbstractContextManager[Any]:
 # --- .npz ----------------------------------------------------------------------------------------------------------
 
 
-def _npz(path: Path) -> tuple[Dataset, str]:
+def _npz(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
     a = _arrays(path)
+    if any(name.startswith("edge__") for name in a):
+        return typed_npz(path.stem, a, split), "auto"
+    if split is not None:
+        raise InputError(f"a split must be left out, as the file has one, got '{split}'")
+    a = _plain(a)
     meta = _meta(a)
     graph = Graph.from_csr(a["indptr"], a["indices"], a.get("weight"))
     splits = {part: a[f"{part}_idx"] for part in SPLITS}
     note = "rebuilt labels" if "rebuilt" in str(meta.get("note", "")) else ""
     classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
     name = str(meta.get("name", path.stem))
-    return make(name, graph, _features(a), _targets(a), splits, classes, note=note), "auto"
+    return make(name, graph, features_in(a), _targets(a), splits, classes, note=note), "auto"
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as z:
-            a = {k: z[k] for k in ARRAYS if k in z.files}
+            return {k: z[k] for k in z.files if k in ARRAYS or k.startswith(TYPED)}
     except Exception as e:
         raise InputError(f"the arrays must be readable, got {type(e).__name__}: {_line(e)}") from None
+
+
+def _plain(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a graph without types, once all that are needed are there."""
+    a = {k: found[k] for k in ARRAYS if k in found}
     for names in ("indptr", "indices", "x|x_indptr x_indices x_shape", "y|y_packed y_shape", *ARRAYS[-4:-1]):
         if not any(all(k in a for k in way.split()) for way in names.split("|")):
             raise InputError(f"the arrays must include {names.replace('|', ' or ')}, got {', '.join(a) or 'none'}")
@@ -81,7 +98,7 @@ def _meta(a: dict[str, np.ndarray]) -> dict[str, Any]:
     return meta
 
 
-def _features(a: dict[str, np.ndarray]) -> np.ndarray:
+def features_in(a: dict[str, np.ndarray]) -> np.ndarray:
     """Dense x as it is; sparse x with `x_data` absent is all ones."""
     if "x" in a:
         return a["x"]
@@ -119,26 +136,98 @@ def _targets(a: dict[str, np.ndarray]) -> np.ndarray:
     return np.unpackbits(packed, axis=1, count=shape[1])
 
 
+# --- .npz of a typed graph -----------------------------------------------------------------------------------------
+
+
+def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDataset:
+    """Arrays edge__SRC__REL__DST [2, E] and perhaps weight__SRC__REL__DST; x__TYPE, or sparse x__TYPE_indptr and so on;
+    y__TYPE; train_idx, or train_SPLIT of several. `meta` has the number of `nodes` of each type, and may name `target`.
+
+    Every relation that is not there both ways gets its reverse, unless `meta` says "directed".
+    """
+    meta = _meta(a)
+    nodes = meta.get("nodes")
+    if not isinstance(nodes, dict) or not nodes:
+        raise InputError("`meta` must have nodes, the number of nodes of each type, got none")
+    data = HeteroData()
+    for kind, n in nodes.items():
+        data[kind].num_nodes = count(n, 0, f"meta's nodes['{kind}']")
+    for key in a:
+        if key.startswith("edge__"):
+            store = data[_relation(key, nodes)]
+            store.edge_index = torch.as_tensor(a[key])
+            if f"weight__{key[6:]}" in a:
+                store.edge_weight = torch.as_tensor(a[f"weight__{key[6:]}"])
+        elif key.startswith(("x__", "y__")):
+            kind, part = _part(key, nodes)
+            if key.startswith("x__") and part in ("", "_indptr"):
+                told = {f"x{end}": a[f"x__{kind}{end}"] for end in PARTS if f"x__{kind}{end}" in a}
+                data[kind].x = torch.as_tensor(features_in(told))
+    Graph.from_data(data)  # before edges are turned round: an error names the user's own
+    if not meta.get("directed"):
+        with_reverses(data)
+    target = meta.get("target", next((key[3:] for key in a if key.startswith("y__")), None))
+    name = str(meta.get("name", name))
+    if target is None:
+        return make_typed(name, data, None)
+    if f"y__{one_of(target, nodes, 'target')}" not in a:
+        raise InputError(f"the arrays must include y__{target}, got {', '.join(a)}")
+    data[target].y = torch.as_tensor(a[f"y__{target}"])
+    classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
+    return make_typed(name, data, target, _split(a, split), classes)
+
+
+def _relation(key: str, nodes: dict[str, int]) -> Relation:
+    parts = key.split("__")
+    if len(parts) != 4:
+        raise InputError(f"an array of edges must be named edge__SRC__REL__DST, got {key}")
+    for part in (parts[1], parts[3]):
+        one_of(part, nodes, f"{key}'s node type")
+    return parts[1], parts[2], parts[3]
+
+
+def _part(key: str, nodes: dict[str, int]) -> tuple[str, str]:
+    """(type, which part of its matrix) of an array x__TYPE, x__TYPE_indptr, ..., y__TYPE."""
+    for part in PARTS[1:]:
+        if key.endswith(part) and key[3:].removesuffix(part) in nodes:
+            return key[3:].removesuffix(part), part
+    return one_of(key[3:], nodes, f"{key}'s node type"), ""
+
+
+def _split(a: dict[str, np.ndarray], split: str | None) -> dict[str, np.ndarray]:
+    """Of several splits the one that is named, else that with the most training nodes."""
+    found = {k.removeprefix("train_"): len(v) for k, v in a.items() if k.startswith("train_")}
+    known = {name: n for name, n in found.items() if all(f"{part}_{name}" in a for part in SPLITS)}
+    if not known:
+        raise InputError(f"the arrays must include train_idx, val_idx and test_idx, got {', '.join(a)}")
+    chosen = max(known, key=lambda name: known[name]) if split is None else one_of(split, known, "split")
+    return {part: a[f"{part}_{chosen}"] for part in SPLITS}
+
+
 # --- .pt -----------------------------------------------------------------------------------------------------------
 
 
-def saved(path: Path) -> Data:
-    """A PyG Data written by `torch.save`; only plain types are unpickled."""
+def saved(path: Path) -> Data | HeteroData:
+    """A PyG Data or HeteroData written by `torch.save`; only plain types are unpickled."""
     try:
         with _allow(PLAIN):
             data = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         why = _line(e).split(". ")[0]
         raise InputError(f"the saved Data must be readable, got {type(e).__name__}: {why}") from None
-    if not isinstance(data, Data):
+    if not isinstance(data, Data | HeteroData):
         raise InputError(f"the saved object must be a PyG Data, got {type(data).__name__}")
     return data
 
 
-def _pt(path: Path) -> tuple[Dataset, str]:
+def _pt(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
+    if split is not None:
+        raise InputError(f"a split must be left out, as the file has one, got '{split}'")
     data = saved(path)
-    if isinstance(data, Dataset):  # a saved Dataset: its features are prepared already
+    if isinstance(data, Dataset | TypedDataset):  # its features are prepared already
         return data, "raw"
+    if isinstance(data, HeteroData):
+        return make_typed(path.stem, data, *labelled_type(data)), "auto"
     wanted = ("x", "y", "edge_index", *(f"{part}_mask" for part in SPLITS))
     lacking = [k for k in wanted if not torch.is_tensor(getattr(data, k, None))]
     if lacking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch_geometric.utils import to_undirected
 
 from adahop.checks import InputError
 from adahop.datasets.base import Dataset, make
+from adahop.datasets.typed import TypedDataset, labelled_type, make_typed, with_reverses
 from adahop.graph import Graph
 
 SPELT = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed", "reddit": "Reddit2", "flickr": "Flickr"}
@@ -110,9 +112,56 @@ def _edge_means(dst: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
     return np.stack(columns, 1).astype(np.float32)
 
 
-SOURCES: dict[str, tuple[Callable[[str, Path], Dataset], str]] = {
+def typed(name: str, root: Path) -> TypedDataset:
+    """PyG's data sets of several types; relations that are there one way alone get their reverse."""
+    kind, options = KINDS[name]
+    home = root / name
+    made: Any = importlib.import_module("torch_geometric.datasets")
+    data = _fetch(name, home, lambda: getattr(made, kind)(str(home), **options)[0])
+    if name == "aminer":  # labels of some authors, and their ids beside
+        for store in (data["author"], data["venue"]):
+            y = torch.full((store.num_nodes,), -1)
+            y[store.y_index] = store.y
+            store.y = y
+            del store.y_index
+    target, splits = labelled_type(data)
+    return make_typed(name, with_reverses(data), target, splits)
+
+
+KINDS: dict[str, tuple[str, dict[str, str]]] = {
+    "dblp": ("DBLP", {}),
+    "imdb": ("IMDB", {}),
+    "ogbn-mag": ("OGB_MAG", {}),
+    **{f"hgb-{name}": ("HGBDataset", {"name": name}) for name in ("acm", "dblp", "freebase", "imdb")},
+    "aminer": ("AMiner", {}),
+    "rcdd": ("RCDD", {}),
+    "lastfm": ("LastFM", {}),
+    "amazon-book": ("AmazonBook", {}),
+    "movielens-100k": ("MovieLens100K", {}),
+    "movielens-1m": ("MovieLens1M", {}),
+    "taobao": ("Taobao", {}),
+}
+TYPED = {
+    "dblp": "authors (4 classes), papers, terms, conferences; PyG's DBLP",
+    "imdb": "movies (3 classes), directors, actors; PyG's IMDB",
+    "ogbn-mag": "papers (349 classes), authors, institutions, fields, 1.9 M nodes; features of papers alone",
+    "hgb-acm": "papers, authors, subjects, terms; the Heterogeneous Graph Benchmark's ACM",
+    "hgb-dblp": "authors, papers, terms, venues; the Heterogeneous Graph Benchmark's DBLP",
+    "hgb-freebase": "8 types, 36 relations; the Heterogeneous Graph Benchmark's Freebase",
+    "hgb-imdb": "movies (5 labels), directors, actors, keywords; the Heterogeneous Graph Benchmark's IMDB",
+    "aminer": "authors (8 areas), papers, venues, no features; PyG's AMiner",
+    "rcdd": "items (fraud or not) and six other types, 13.8 M nodes; PyG's RCDD",
+    "lastfm": "users, artists, tags, no labels; PyG's LastFM",
+    "amazon-book": "users and books, no labels; PyG's AmazonBook",
+    "movielens-100k": "users and movies, no labels; PyG's MovieLens100K",
+    "movielens-1m": "users and movies, no labels; PyG's MovieLens1M",
+    "taobao": "users, items, categories, no labels; PyG's Taobao",
+}
+
+SOURCES: dict[str, tuple[Callable[[str, Path], Dataset | TypedDataset], str]] = {
     **{name: (planetoid, "row") for name in ("cora", "citeseer", "pubmed")},
     "ppi": (ppi, "standard"),
     **{name: (saint, "standard") for name in ("reddit", "flickr")},
     **{name: (ogbn, "raw") for name in ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")},
+    **{name: (typed, "raw" if name == "ogbn-mag" else "auto") for name in KINDS},
 }
