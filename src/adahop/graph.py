@@ -26,7 +26,7 @@ from adahop.checks import (
     room_for,
     whole,
 )
-from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, spans
+from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, target_rows
 from adahop.typed import Relation, Types, check_relations, of_hetero
 
 if TYPE_CHECKING:
@@ -286,12 +286,7 @@ class Graph:
         `until` on out; `only`, a mask of the relations, leaves out those that are not in it."""
         rows = Rows(nodes)
         if self.types is not None:
-            start = self.types.ptr[nodes]
-            target, row = spans(start, self.types.ptr[nodes + 1] - start)
-            if only is not None:
-                kept = only[self.types.relation[row]]
-                target, row = target[kept], row[kept]
-            rows = Rows(row, nodes, target)
+            rows = target_rows(self.types.ptr, self.types.relation, nodes, only)
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
         return rows if until is None else rows._replace(until=self._clip(rows, until))

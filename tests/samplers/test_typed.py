@@ -115,6 +115,19 @@ def test_sizes_by_relation():
         assert set(block.relation.tolist()) == {0, 1, 3}  # nothing at all of "knows", not even self-loops
 
 
+def test_rows_of_targets_in_both_forms():
+    g = typed()
+    nodes = torch.tensor([40, 3, 3, 11, 0, 20])
+    for only in (None, torch.tensor([True, False, True, False, True])):
+        ours, plain = (
+            f(g.types.ptr, g.types.relation, nodes, only) for f in (ops.target_rows, ops.target_rows.reference)
+        )
+        assert all(
+            torch.equal(getattr(ours, k), getattr(plain, k)) for k in ("row", "dst", "target", "relation", "ptr")
+        )
+        assert torch.equal(ours.relation, g.types.relation[ours.row]) and ours.ptr.numel() == 7
+
+
 def test_equal_sizes_by_relation_are_a_list():
     g = typed()
     named = {"bought": [2, 3], "seen": [2, 3], "knows": [2, 3], "rates": [2, 3], "like": [2, 3]}

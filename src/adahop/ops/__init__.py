@@ -18,6 +18,7 @@ from adahop.ops.drawing import (
     plan,
     rejects,
     renew,
+    target_rows,
     visit,
 )
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
@@ -125,6 +126,7 @@ __all__ = [
     "table_dot",
     "table_rows",
     "table_sum",
+    "target_rows",
     "threads",
     "track",
     "uncast",

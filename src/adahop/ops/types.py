@@ -54,9 +54,9 @@ class Edges(Stored):
 class Rows(NamedTuple):
     """The rows to be drawn from, one entry per row, those of a target side by side; a row may come more than once.
 
-    In a graph with one relation a row is its target, and `dst` and `target` are None. `since` and `until` shorten a
-    row: only its places from `since` on and before `until` can be drawn (its self-loops always come). The order of
-    places in a row is that of time where edges have one.
+    In a graph without types a row is its target, and `dst`, `target`, `relation` and `ptr` are None. `since` and
+    `until` shorten a row: only its places from `since` on and before `until` can be drawn (its self-loops always come).
+    The order of places in a row is that of time where edges have one.
     """
 
     row: Tensor  # [T] which row of the graph; it names the random stream and the state
@@ -64,6 +64,8 @@ class Rows(NamedTuple):
     target: Tensor | None = None  # [T] which of the targets the row belongs to; None: the t-th
     since: Tensor | None = None  # [T] a place
     until: Tensor | None = None  # [T] a place
+    relation: Tensor | None = None  # [T] the relation of each row
+    ptr: Tensor | None = None  # [D + 1] the batch's target i has the rows ptr[i]:ptr[i + 1] of these
     tree: Tensor | None = None  # [D] the seed a target was reached from, where every seed has a tree of its own
     weigh: Tensor | None = None  # [D] how much a target's error counts in the sums above, where that decides its share
 

@@ -179,7 +179,7 @@ class Sampler(OnGraph):
         """The block of drawn places: targets first, then their sources as they first appear."""
         rows = self.graph.rows(dst)
         found = ops.number(dst, drawn, self.graph.edges, rows.target, self._scratch, None)
-        return loop.as_block(self.graph, rows, found, drawn)
+        return loop.as_block(rows, found, drawn)
 
     # --- for diagnostics: what it is compared with --------------------------------------------------------------------
 

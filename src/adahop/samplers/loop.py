@@ -10,7 +10,6 @@ from torch import Tensor
 from adahop import ops
 from adahop.block import Block, Seeds
 from adahop.checks import InputError
-from adahop.graph import Graph
 from adahop.ops import Drawn, Odds, Rows, random
 from adahop.samplers.budget import passed_down
 from adahop.typed import TypedBatch, Types
@@ -129,24 +128,23 @@ class Compact(Numbering):
             drawn = sampler.scaled(rows, found)
             numbered = ops.number(dst, drawn, edges, rows.target, sampler._scratch, None)
             self.named = None
-            return as_block(sampler.graph, rows, numbered, drawn)
+            return as_block(rows, numbered, drawn)
         known = self.named is not None
         drawn, numbered = ops.hop(edges, rows, found.k, found.how, found.odds, _now(found.key), sampler._scratch, known)
         self.named = numbered.n_id
-        return as_block(sampler.graph, rows, numbered, sampler.scaled(rows, drawn))
+        return as_block(rows, numbered, sampler.scaled(rows, drawn))
 
     def end(self, sampler: Sampler) -> None:
         if self.named is not None:
             ops.forget(self.named, sampler._scratch)
 
 
-def as_block(graph: Graph, rows: Rows, found: ops.Numbered, drawn: Drawn) -> Block:
+def as_block(rows: Rows, found: ops.Numbered, drawn: Drawn) -> Block:
     ptr, pos, prob, scale = drawn
     block = Block(found.n_id, rows.targets.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
-    if rows.target is None or graph.types is None:
+    if rows.ptr is None:
         return block
-    per_target = ops.pointer(torch.bincount(rows.target, minlength=block.num_dst))
-    return block._replace(ptr=ptr[per_target], row=rows.row, row_ptr=ptr, relation=graph.types.relation[rows.row])
+    return block._replace(ptr=ptr[rows.ptr], row=rows.row, row_ptr=ptr, relation=rows.relation)
 
 
 def fetched_block(dst: Tensor, rows: Rows, found: Fetched, scratch: Tensor) -> Block:
@@ -242,7 +240,7 @@ class Merged(Compact):
         else:
             edges = sampler.graph.edges
             numbered = ops.number(rows.targets, drawn, edges, rows.target, sampler._scratch, None)
-            block = as_block(sampler.graph, rows, numbered, drawn)
+            block = as_block(rows, numbered, drawn)
         known = self.n_id.numel()
         src = self._trees(block) if self.disjoint else self._once(block)
         self.edges.append(torch.stack([src, block.dst + self.start]))

@@ -115,7 +115,7 @@ class NeighborSampler(Sampler):
         """How many each row draws: one number for all, one per relation, or a share of the layer's budget each."""
         size, row, relation = self.sizes[layer], rows.row, self.sized.relation
         if not self.budget:
-            return alike(size, row.device) if relation is None else self._of_relation(relation[layer], row)
+            return alike(size, row.device) if relation is None else relation[layer].to(row.device)[rows.relation]
         if size < 0 and relation is None and self.sized.source is None:
             return alike(size, row.device)
         assert rows.weigh is not None and isinstance(key, int), "a budget is spread on the host"
@@ -124,14 +124,9 @@ class NeighborSampler(Sampler):
         strength, key = weigh * self.policy.strength(layer, rows), random.key(key, BUDGET)
         if relation is None and self.sized.source is None:
             return spread(size, strength, most, key)
-        return self._shares(layer, row, strength, most, key)
+        return self._shares(layer, rows, strength, most, key)
 
-    def _of_relation(self, each: Tensor, row: Tensor) -> Tensor:
-        """One number per row from one per relation."""
-        assert self.graph.types is not None
-        return each.to(row.device)[self.graph.types.relation[row]]
-
-    def _shares(self, layer: int, row: Tensor, strength: Tensor, most: Tensor, key: int) -> Tensor:
+    def _shares(self, layer: int, rows: Rows, strength: Tensor, most: Tensor, key: int) -> Tensor:
         """A budget per relation, or per type of the sources, spread over its own rows."""
         types = self.graph.types
         assert types is not None
@@ -139,7 +134,7 @@ class NeighborSampler(Sampler):
         if each is None:
             each, group = self.sized.source, torch.tensor([source for source, _ in types.ends])
         assert each is not None
-        of, many = self._of_relation(group, row), torch.full_like(most, -1)
+        of, many = group.to(most.device)[rows.relation], torch.full_like(most, -1)
         for g, total in enumerate(each[layer].tolist()):
             own = of == g
             if total >= 0:

@@ -12,6 +12,7 @@ from adahop.ops.types import Bound, Edges, Odds, Rows
 CUDA = "adahop.ops.drawing.cuda"
 SMALLEST = 1e-30  # what cannot be told from zero beside the largest odds still counts as possible
 
+target_rows = register("target_rows", reference=reference.target_rows, cpu=cpu.target_rows)
 draw = register("draw", reference=reference.draw, cpu=cpu.draw, cuda=f"{CUDA}:draw")
 plan = register("plan", reference=reference.draw, cpu=cpu.plan, cuda=f"{CUDA}:draw")
 hop = register("hop", reference=reference.hop, cpu=cpu.hop)

@@ -29,7 +29,19 @@ from adahop.ops.types import (
     plain_odds,
 )
 
+NO_RELATIONS = np.empty(0, np.bool_)
 Where = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | None = None) -> Rows:
+    where, of, kinds = ptr.numpy(), nodes.numpy(), relation.numpy()
+    bounds = empty((len(of) + 1,), np.int64)
+    cpu_scan.count_targets(where, of, bounds)
+    row, target, kind = (empty((int(bounds[-1]),), np.int64) for _ in range(3))
+    drawn = NO_RELATIONS if only is None else only.numpy()
+    many = cpu_scan.fill_targets(where, kinds, of, drawn, bounds, row, target, kind)
+    found = [torch.from_numpy(a[:many]) for a in (row, target, kind)]
+    return Rows(found[0], nodes, found[1], relation=found[2], ptr=torch.from_numpy(bounds))
 
 
 def extents(edges: Edges, rows: Rows, ks: np.ndarray = NO_PLACES, ptr: np.ndarray = NO_PLACES) -> Where:

@@ -163,6 +163,34 @@ def poisson(p, n, stream, out):
 
 
 @nb.njit(nogil=True, cache=True)
+def count_targets(ptr, nodes, bounds):
+    """bounds[i] = how many rows the targets before i have."""
+    many = nodes.shape[0]
+    bounds[0] = 0
+    for i in range(many):
+        if i + AHEAD < many:
+            prefetch(ptr, nodes[i + AHEAD])
+        bounds[i + 1] = bounds[i] + ptr[nodes[i] + 1] - ptr[nodes[i]]
+
+
+@nb.njit(nogil=True, cache=True)
+def fill_targets(ptr, relation, nodes, only, bounds, row, target, of):
+    """The rows of each target; `bounds` is counted again, for `only` some relations may have a part."""
+    many, o, after = nodes.shape[0], 0, np.int64(0)
+    for i in range(many):
+        if i + AHEAD < many:
+            prefetch(relation, ptr[nodes[i + AHEAD]])
+        for r in range(ptr[nodes[i]], ptr[nodes[i]] + bounds[i + 1] - after):
+            kind = relation[r]
+            if only.shape[0] == 0 or only[kind]:
+                row[o], target[o], of[o] = r, i, kind
+                o += 1
+        after = bounds[i + 1]
+        bounds[i + 1] = o
+    return o
+
+
+@nb.njit(nogil=True, cache=True)
 def extents(begin, first, last, rows, since, until, ks, where, ptr):
     """Where each row's true neighbours start and how many there are, and the same of its self-loops.
 

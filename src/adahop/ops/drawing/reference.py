@@ -16,6 +16,18 @@ ROUNDS = 50  # a row's constant is settled when no more of its probabilities rea
 SURE = 1.0 + 1e-9  # times 1/pi * pi, which may round to just below 1
 
 
+def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | None = None) -> Rows:
+    """The rows of some targets, those of a target side by side: ptr[i]:ptr[i + 1] are node i's, and `relation` is what
+    each row is of. `only`, a mask of the relations, leaves the others out."""
+    start = ptr[nodes]
+    target, row = spans(start, ptr[nodes + 1] - start)
+    of = relation[row]
+    if only is not None:
+        kept = only[of]
+        target, row, of = target[kept], row[kept], of[kept]
+    return Rows(row, nodes, target, relation=of, ptr=pointer(torch.bincount(target, minlength=nodes.numel())))
+
+
 def extents(edges: Edges, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(begin, loops, start, size) per row: where its self-loops are, how many, and its true neighbours likewise."""
     at = rows.row
