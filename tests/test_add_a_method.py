@@ -151,7 +151,7 @@ class Given(Policy):
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (lambda g: torch.ones(g.num_nodes), "`Given.odds` must be a Odds, got Tensor"),
+        (lambda g: torch.ones(g.num_nodes), "`Given.odds` must be an Odds, got Tensor"),
         (lambda g: Odds(node=torch.ones(g.num_edges)), r"`node of Given.odds` must have shape (6,), got (5,)"),
         (lambda g: Odds(edge=torch.ones(g.num_nodes)), r"`edge of Given.odds` must have shape (5,), got (6,)"),
         (lambda g: Odds(node=1 / g.degree()), "`node of Given.odds` must be finite and not negative, got inf at 2"),

@@ -71,7 +71,8 @@ def flag(value: Any, what: str) -> bool:
 def of_kind(value: Any, kind: type, what: str) -> Any:
     """An instance of a class."""
     if not isinstance(value, kind):
-        raise KindError(f"`{what}` must be a {kind.__name__}, got {type(value).__name__}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise KindError(f"`{what}` must be {article} {kind.__name__}, got {type(value).__name__}")
     return value
 
 
