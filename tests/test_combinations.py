@@ -26,7 +26,7 @@ from adahop.checks import InputError
 from adahop.config import Config
 from adahop.features import Values
 from adahop.methods import FIXED, METHODS, OTHER, part, refusal
-from adahop.models import MODELS
+from adahop.models import MODELS as ALL_MODELS
 from adahop.policies import POLICIES
 from adahop.run import Run
 from adahop.sum import ESTIMATORS
@@ -36,6 +36,8 @@ from conftest import full_sum
 PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 REPEATS, BOUND = 150, 5.5
 SPEC = "synthetic:48,500,5,3"
+
+MODELS = {name: m for name, m in ALL_MODELS.items() if not m.typed}  # typed ones: tests/models/test_typed.py
 
 
 def common(parts: Parts | Preset) -> dict:

@@ -39,6 +39,7 @@ class Block(NamedTuple):
     row: Tensor | None = None  # [T] the graph's rows that were drawn from: the addresses of per-row state
     row_ptr: Tensor | None = None  # [T + 1] row t's edges are row_ptr[t]:row_ptr[t + 1]
     relation: Tensor | None = None  # [T] the relation of each row
+    target: Tensor | None = None  # [num_dst] global ids of the targets, where they are not the first of n_id
 
     @property
     def src(self) -> Tensor:
@@ -47,6 +48,11 @@ class Block(NamedTuple):
     @property
     def dst(self) -> Tensor:
         return self.edge_index[1]
+
+    @property
+    def targets(self) -> Tensor:
+        """[num_dst] global ids."""
+        return self.n_id[: self.num_dst] if self.target is None else self.target
 
     @property
     def num_src(self) -> int:
@@ -84,7 +90,7 @@ class Block(NamedTuple):
 
     def is_self(self) -> Tensor:
         """[M] whether the edge is a self-loop."""
-        return self.n_id[self.src] == self.n_id[self.dst]
+        return self.n_id[self.src] == self.targets[self.dst]
 
     def drawn(self) -> Tensor:
         """[M] whether chance had a part in the edge being here."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
 
 from adahop.checks import InputError, KindError, function
+from adahop.features import TypedFeatures
 from adahop.records import write_whole
 from adahop.seams import NodeData
 
@@ -195,9 +195,11 @@ def content_hash(data: NodeData) -> str:
     """Identifies the data of a run: graph, features, labels and splits."""
     h = hashlib.blake2b(data.graph.hash().encode(), digest_size=16)
     for name in ("x", "y", "train_mask", "val_mask", "test_mask"):
-        t: Tensor = getattr(data, name)
-        h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
-        h.update(t.detach().cpu().contiguous().numpy().data)
+        found = getattr(data, name)
+        for kind, t in found.tables.items() if isinstance(found, TypedFeatures) else [("", found)]:
+            if t is not None:
+                h.update(f"{name}{kind}:{t.dtype}:{tuple(t.shape)}".encode())
+                h.update(t.detach().cpu().contiguous().numpy().data)
     return h.hexdigest()
 
 

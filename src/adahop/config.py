@@ -81,10 +81,13 @@ class Config:
         why = refusal(self.estimator or method.estimator, self.model, weights)
         if why is not None:
             raise InputError(why)
+        if (self.estimator or method.estimator) not in models.MODELS[self.model].estimators:
+            known = ", ".join(models.MODELS[self.model].estimators)
+            raise InputError(f"`estimator` must be one of {known} for model {self.model}, got {self.estimator}")
         with torch.device("meta"):  # the model's own checks, without its memory
             models.make(
-                self.model, 1, self.hidden, 1, layers=len(self.sizes), arch=self.arch, dropout=self.dropout,
-                **self.model_options,
+                self.model, models.MODELS[self.model].smallest(), self.hidden, 1, layers=len(self.sizes),
+                arch=self.arch, dropout=self.dropout, **self.model_options,
             )  # fmt: skip
         if self.partition is not None:
             self._combines_with_parts(preset)

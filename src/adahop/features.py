@@ -8,8 +8,10 @@ the sum to multiply, so that models, estimators and samplers need not know wheth
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partialmethod
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.nn.functional import dropout, linear
 
 from adahop import ops
 from adahop.block import Block, Ungathered
+from adahop.checks import InputError
 
 T = TypeVar("T")
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
@@ -73,6 +76,18 @@ class Values:
     ):
         self.x, self.encoder, self.share, self.shared, self.mean = x, encoder, share, shared, mean
         self.kept: dict[str, Any] = {}
+        self.views: dict[int, Values] = {}
+
+    def of_relation(self, relation: int, source: str) -> Values:
+        """The same values as one relation's map reads them, from sources of one type: what it makes is kept apart."""
+        if relation not in self.views:
+            self.views[relation] = self._from(source)
+        view = self.views[relation]
+        view.mean = None if self.mean is None else self.mean.of_relation(relation, source)
+        return view
+
+    def _from(self, source: str) -> Values:
+        return Values(self.rows(), shared=self.shared)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gives, made once for these values."""
@@ -204,6 +219,73 @@ def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | Non
 
 def gathered(x: Tensor | Ungathered) -> Tensor:
     return x.gathered() if isinstance(x, Ungathered) else x
+
+
+class Schema(NamedTuple):
+    """What a model over a typed graph has to know: its types with their nodes and features (0: none), its relations."""
+
+    counts: dict[str, int]
+    widths: dict[str, int]
+    relations: tuple[tuple[str, str, str], ...]  # (source type, name, target type)
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """The first id of each type."""
+        return dict(zip(self.counts, accumulate(self.counts.values(), initial=0), strict=False))
+
+    def kind_of(self, n_id: Tensor) -> Tensor:
+        """Which type each node has, counted from 0."""
+        starts = torch.tensor(list(self.starts.values())[1:], dtype=torch.long, device=n_id.device)
+        return torch.bucketize(n_id, starts, right=True)
+
+
+class TypedFeatures:
+    """A table of features per node type, or None where a type has none; nodes are known by their ids over all types.
+
+    >>> x = TypedFeatures({"paper": torch.ones(2, 3), "author": None}, {"paper": 2, "author": 4}, ())
+    >>> len(x), x.schema.starts
+    (6, {'paper': 0, 'author': 2})
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Tensor | None],
+        counts: Mapping[str, int],
+        relations: Sequence[tuple[str, str, str]],
+    ):
+        self.tables = {kind: tables.get(kind) for kind in counts}
+        for kind, x in self.tables.items():
+            if x is not None and (x.dim() != 2 or len(x) != counts[kind]):
+                n, got = counts[kind], tuple(x.shape)
+                raise InputError(f"`x` of type '{kind}' must have a row for each of its {n} nodes, got shape {got}")
+        widths = {kind: 0 if x is None else x.shape[1] for kind, x in self.tables.items()}
+        self.schema = Schema(dict(counts), widths, tuple(relations))
+
+    def __len__(self) -> int:
+        return sum(self.schema.counts.values())
+
+    def index_select(self, dim: int, n_id: Tensor) -> TypedRows:
+        """Some rows, not gathered yet: which table a row lies in is known by its id."""
+        return TypedRows(self, n_id)
+
+    __getitem__ = partialmethod(index_select, 0)
+
+    def to(self, *args: Any, **options: Any) -> TypedFeatures:
+        moved = {kind: None if x is None else x.to(*args, **options) for kind, x in self.tables.items()}
+        return TypedFeatures(moved, self.schema.counts, self.schema.relations)
+
+
+class TypedRows:
+    """Rows of typed features that a batch reads."""
+
+    def __init__(self, features: TypedFeatures, n_id: Tensor):
+        self.features, self.n_id = features, n_id
+
+    def __getitem__(self, rows: slice) -> TypedRows:
+        return TypedRows(self.features, self.n_id[rows])
+
+    def to(self, *args: Any, **options: Any) -> TypedRows:
+        return TypedRows(self.features.to(*args, **options), self.n_id.to(*args, **options))
 
 
 class Features:

@@ -26,7 +26,7 @@ from adahop.checks import (
     room_for,
     whole,
 )
-from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, target_rows
+from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, spans, target_rows
 from adahop.typed import Relation, Types, check_relations, of_hetero
 
 if TYPE_CHECKING:
@@ -296,6 +296,21 @@ class Graph:
             raise InputError("`graph` must have a time per edge to be clipped by one, got none")
         each = time if rows.target is None else time[rows.target]
         return lower_bound(self.time, self.first[rows.row], self.last[rows.row], each)
+
+    def of_relation(self, relation: int) -> Graph:
+        """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""
+        assert self.types is not None
+        t, sizes = self.types, self.last - self.indptr[:-1]
+        low, high = t.span(t.relations[relation][2])
+        mine = (t.relation == relation).nonzero().flatten()
+        target = segment_of(t.ptr, self.num_rows)[mine] - low
+        many = torch.zeros(high - low, dtype=torch.long, device=self.device).index_add_(0, target, sizes[mine])
+        _, pos = spans(self.indptr[mine], sizes[mine])
+        indptr, loops = pointer(many), torch.zeros_like(many)
+        loops.index_add_(0, target, self.first[mine] - self.indptr[mine])
+        eid = pos if self.eid is None else self.eid[pos]
+        kept = {k: None if v is None else v[pos] for k, v in (("weight", self.weight), ("time", self.time))}
+        return Graph(indptr, self.indices[pos], kept["weight"], eid, indptr[:-1] + loops, time=kept["time"])
 
     def degree(self) -> Tensor:
         """In-degree, self-loops and parallel edges counted."""

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -325,7 +325,8 @@ def _rows(table: RowTable, ids: Tensor) -> Tensor:
 
 def as_blocks(plain: list[Any], device: torch.device) -> list[Block]:
     """Blocks that a checkpoint holds as tuples."""
-    return [Block._make(t.to(device) if torch.is_tensor(t) else t for t in block) for block in plain]
+    moved = [[t.to(device) if torch.is_tensor(t) else t for t in block] for block in plain]
+    return [cast(Any, Block)(*block) for block in moved]  # states of version 0.1 have fewer fields
 
 
 def _done(value: Made[Drawn]) -> Future[Made[Drawn]]:

@@ -47,6 +47,24 @@ class Messages(NamedTuple):
         h = self.values.rows() if self.kernel is None or not mapped else self.values.mapped(self.kernel)
         return _for_heads(h.detach(), self.coef)
 
+    def read(self, reading: Reading) -> Tensor:
+        """What a reading says of every edge."""
+        return reading(self)
+
+
+class TypedMessages(NamedTuple):
+    """The messages of a layer over several relations: the edges of each, as places in the block, and its messages."""
+
+    block: Block
+    parts: list[tuple[Tensor, Messages]]
+
+    def read(self, reading: Reading) -> Tensor:
+        found = [(edges, m.read(reading)) for edges, m in self.parts]
+        out = self.block.scale.new_zeros(self.block.num_edges, *(found[0][1].shape[1:] if found else ()))
+        for edges, value in found:
+            out[edges] = value
+        return out
+
 
 Reading = Callable[[Messages], Tensor]  # of every edge a number, or a row of them
 

@@ -1,4 +1,4 @@
-"""Metrics by task: accuracy, micro-F1, ROC-AUC."""
+"""Metrics by task: accuracy, micro-F1, macro-F1, ROC-AUC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from adahop.checks import one_of
 
-METRICS = ("accuracy", "micro-f1", "roc-auc")
+METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc")
+TOGETHER = ("macro-f1", "roc-auc")  # of all nodes at once: parts do not add up
 
 
 def criterion(out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -27,6 +28,8 @@ def score(metric: str, out: Tensor, y: Tensor) -> float:
         return 0.0
     if metric == "roc-auc":
         return _roc_auc(out, y)
+    if metric == "macro-f1":
+        return _macro_f1(out, y)
     if not y.is_floating_point():
         return float((out.argmax(1) == y).float().mean())
     top, bottom = tally(metric, out, y)
@@ -35,11 +38,22 @@ def score(metric: str, out: Tensor, y: Tensor) -> float:
 
 def tally(metric: str, out: Tensor, y: Tensor) -> tuple[int, int]:
     """Two counts that add up over parts of the nodes; their ratio is the accuracy or micro-F1."""
-    assert metric != "roc-auc"
+    assert metric not in TOGETHER
     if not y.is_floating_point():
         return int((out.argmax(1) == y).sum()), len(y)
     predicted, true = out > 0, y > 0.5
     return 2 * int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
+
+
+def _macro_f1(out: Tensor, y: Tensor) -> float:
+    """The mean of every class's F1; 0 for a class that neither occurs nor is predicted."""
+    predicted, true = (
+        (out > 0, y > 0.5)
+        if y.is_floating_point()
+        else (one_hot(out.argmax(1), out.shape[1]) > 0, one_hot(y, out.shape[1]) > 0)
+    )
+    both, either = (predicted & true).sum(0), predicted.sum(0) + true.sum(0)
+    return float((2 * both / either.clamp(min=1)).mean())
 
 
 def _roc_auc(out: Tensor, y: Tensor) -> float:

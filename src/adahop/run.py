@@ -17,7 +17,7 @@ from adahop.checkpoint import content_hash
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.distributed import team
-from adahop.features import Features
+from adahop.features import Features, Schema
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
@@ -88,11 +88,21 @@ class Average:
                 mean.data, p.data = p.data, mean.data
 
 
+def inputs_of(data: NodeData, model: str) -> int | Schema:
+    """What a model is told of the data's features."""
+    typed, fitting = data.graph.types is not None, [k for k, m in models.MODELS.items() if m.typed]
+    if typed != models.MODELS[model].typed:
+        known = fitting if typed else [k for k in models.MODELS if k not in fitting]
+        kind = "several node types or relations" if typed else "one node type and one relation"
+        raise InputError(f"`model` must be one of {', '.join(known)} for a graph with {kind}, got {model}")
+    return data.x.schema if typed else data.x.shape[1]
+
+
 def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) -> tuple[models.GNN, Sampler]:
     """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
     model = models.make(
-        config.model, data.x.shape[1], config.hidden, data.classes, layers=len(config.sizes), arch=config.arch,
-        dropout=config.dropout, **config.model_options,
+        config.model, inputs_of(data, config.model), config.hidden, data.classes, layers=len(config.sizes),
+        arch=config.arch, dropout=config.dropout, **config.model_options,
     ).to(config.device)  # fmt: skip
     graph = data.graph.normalized(*model.graph)
     method = METHODS[config.method].on(model.weights if remembers else OTHER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from adahop.checks import InputError, between, one_of
 from adahop.features import Values, gather, join, mapped
 from adahop.graph import Graph, OnGraph
 from adahop.history import History
-from adahop.messages import Ends, Messages
+from adahop.messages import Ends, Messages, TypedMessages
 from adahop.ops import segment_max, segment_sum
 from adahop.storage import MEMORY, Storage
 
@@ -96,6 +96,7 @@ class Sum(nn.Module):
     draws = True  # whether the layer's block still needs to be drawn
     shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
     parted = False  # whether it asks for `values.mean`: a memory knows no dropped h
+    start = 0  # the node that row 0 of its graph stands for: that of one relation has rows for one type of nodes
 
     def forward(
         self,
@@ -111,6 +112,10 @@ class Sum(nn.Module):
         total = values.sum(block, coef, kernel, rest)
         conv.note(lambda: Messages(block, coef, values, kernel if conv.narrows() else None, ends))
         return total
+
+    def rows(self, block: Block) -> Tensor:
+        """The rows of its graph that a block's targets have."""
+        return block.targets - self.start if self.start else block.targets
 
     @property
     def written(self) -> History | None:
@@ -156,9 +161,9 @@ class Conv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.listeners: list[Callable[[Messages], None]] = []
+        self.listeners: list[Callable[[Any], None]] = []  # of Messages, or of TypedMessages
 
-    def note(self, messages: Callable[[], Messages]) -> None:
+    def note(self, messages: Callable[[], Messages | TypedMessages]) -> None:
         """Tell the listeners, if there are any."""
         if self.listeners:
             made = messages()
@@ -286,7 +291,7 @@ class ExactSum(Sum):
         self.register_buffer("sums", ops.table(full_sums(graph, x, storage), x), persistent=False)
         spread = ops.table(full_sums(graph, x, storage, squared=True).sqrt_(), x) if drops else None
         self.register_buffer("spread", spread, persistent=False)
-        ones = torch.ones(graph.num_nodes, 1, device=x.device)
+        ones = torch.ones(len(x), 1, device=x.device)
         self.register_buffer("weights", full_sums(graph, ones), persistent=False)
 
     def forward(
@@ -297,7 +302,7 @@ class ExactSum(Sum):
         block: Block,
         rest: Tensor | None = None,
     ) -> Tensor:
-        nodes = block.n_id[: block.num_dst]
+        nodes = self.rows(block)
         sums = ops.table_rows(self.sums, nodes)
         if values.share:
             if self.spread is None:
@@ -337,7 +342,7 @@ class ExactAttention(OnGraph, Sum):
         block: Block,
         rest: Tensor | None = None,
     ) -> Tensor:
-        every = all_neighbours(self.graph, block.n_id[: block.num_dst])
+        every = all_neighbours(self.graph, self.rows(block))
         whole = Values(self.x, values.encoder)
         if values.share:  # every neighbour is read: each once, dropped
             ids, place = every.src.unique(return_inverse=True)
@@ -366,7 +371,7 @@ class Formed(NamedTuple):
 
 
 class Variate(OnGraph, Sum):
-    """What control variates share: H, an old h of every node, and the dial.
+    """What control variates share: H, an old h of every node (there are `nodes`), and the dial.
 
     `noise` in [0, 1]: 0 takes from the sample what H knows already, 1 leaves the sample alone; unbiased for each. It is
     a tensor, so that a captured step follows it. Dropout is kept apart: memory and dial see the mean's h alone, and
@@ -377,11 +382,18 @@ class Variate(OnGraph, Sum):
     noise: Tensor
 
     def __init__(
-        self, graph: Graph, width: int, kind: str, dtype: torch.dtype, noise: float, storage: Storage = MEMORY
+        self,
+        graph: Graph,
+        width: int,
+        kind: str,
+        dtype: torch.dtype,
+        noise: float,
+        storage: Storage = MEMORY,
+        nodes: int | None = None,
     ):
         super().__init__()
         self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
-        self.history = History(graph.num_nodes, width, dtype, storage)
+        self.history = History(graph.num_nodes if nodes is None else nodes, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
 
@@ -421,7 +433,7 @@ class Variate(OnGraph, Sum):
     def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
         """Take h of every node, unless it is another graph's; a history has newer rows than an epoch's end would."""
         self.settle()
-        if len(h) == self.graph.num_nodes and not (passed and self.kind == "history"):
+        if len(h) == len(self.history.value) and not (passed and self.kind == "history"):
             self.take(h, conv)
 
     def take(self, h: Tensor, conv: Conv) -> None:
@@ -447,12 +459,13 @@ class ControlVariate(Variate):
         dtype: torch.dtype = torch.float32,
         noise: float = 0.0,
         storage: Storage = MEMORY,
+        nodes: int | None = None,
     ):
-        super().__init__(graph, width, kind, dtype, noise, storage)
+        super().__init__(graph, width, kind, dtype, noise, storage, nodes)
         self.sums = History(graph.num_nodes, width, dtype, storage) if kind == "snapshot" else None
 
     def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
-        nodes, h = block.n_id[: block.num_dst], values.rows()
+        nodes, h = self.rows(block), values.rows()
         base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
         trust = self.trust
         change = torch.addcmul(h, self.history.pull(block.n_id), -trust)
@@ -465,7 +478,7 @@ class ControlVariate(Variate):
     def take(self, h: Tensor, conv: Conv) -> None:
         super().take(h, conv)
         if self.sums is not None:
-            for nodes in torch.arange(len(h), device=h.device).split(1 << 14):
+            for nodes in torch.arange(len(self.sums.value), device=h.device).split(1 << 14):
                 self.sums.push(nodes, self.history.sums(self.graph, nodes))
 
 
@@ -486,15 +499,16 @@ class AttentionVariate(Variate):
         dtype: torch.dtype = torch.float32,
         noise: float = 0.0,
         storage: Storage = MEMORY,
+        nodes: int | None = None,
     ):
-        super().__init__(graph, width, kind, dtype, noise, storage)
+        super().__init__(graph, width, kind, dtype, noise, storage, nodes)
         self.waiting: tuple[Tensor, Tensor] | None = None
 
     def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Formed:
         self.settle()
-        every = all_neighbours(self.graph, block.n_id[: block.num_dst])
+        every = all_neighbours(self.graph, self.rows(block))
         h, old = values.rows(), self.history.pull(block.n_id)
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, conv.source(Values(self.history.value.float()), every)[0])
@@ -542,7 +556,7 @@ class AttentionScores(AttentionVariate):
     def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Formed:
-        every = all_neighbours(self.graph, block.n_id[: block.num_dst])
+        every = all_neighbours(self.graph, self.rows(block))
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, self.history.value)
         stale = ends._replace(t=self.history.pull(block.n_id), by_edge=False)
@@ -601,8 +615,8 @@ def build(
 
 @torch.no_grad()
 def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 << 14, squared: bool = False) -> Tensor:
-    """A x for every node, in chunks; with `squared` each weight and each entry is squared before."""
-    if len(x) != graph.num_nodes:
+    """A x for every row of the graph, in chunks; x has a row for every source. `squared`: of squared weights and x."""
+    if graph.num_edges and int(graph.indices.max()) >= len(x):
         raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
     edges = graph.edges
     if squared:
@@ -612,7 +626,7 @@ def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 
         for a in range(0, len(x), rows):
             square[a : a + rows] = x[a : a + rows].square()
         x = square
-    out = storage.empty(tuple(x.shape), x.dtype, x.device)
-    for nodes in torch.arange(len(x), device=x.device).split(rows):
+    out = storage.empty((graph.num_rows, *x.shape[1:]), x.dtype, x.device)
+    for nodes in torch.arange(graph.num_rows, device=x.device).split(rows):
         out[nodes] = ops.full_sum(x, edges, nodes)
     return out

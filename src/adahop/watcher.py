@@ -63,7 +63,11 @@ def _layers(model: nn.Module, reads: Reading) -> dict[str, Any]:
         raise TypeError(f"`reads` must be a function of Messages such as adahop.messages.energy, got {kind}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch module, got {type(model).__name__}")
-    found = {name: m for name, m in model.named_modules() if hasattr(m, "listeners") or isinstance(m, MessagePassing)}
+    found: dict[str, Any] = {}
+    for name, m in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer, o in found.items() if hasattr(o, "listeners"))
+        if not inside and (hasattr(m, "listeners") or isinstance(m, MessagePassing)):
+            found[name] = m
     if not found:
         raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
     strange = [m for m in found.values() if not hasattr(m, "listeners")]
@@ -81,7 +85,7 @@ def _note(name: str, found: list[Tensor], seen: set[str]) -> Callable[[Tensor], 
 
 
 def _through(reads: Reading, note: Callable[[Tensor], None]) -> Callable[[Messages], None]:
-    return lambda messages: note(reads(messages))
+    return lambda messages: note(messages.read(reads))
 
 
 def _message_hook(note):

@@ -53,7 +53,9 @@ def train(
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
-    heads: Annotated[int | None, option("Of a gat; default 1.")] = None,
+    heads: Annotated[int | None, option("Of a gat or rgat (default 1) or an hgt (default 4).")] = None,
+    conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
+    bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
     score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
     attention: Annotated[
         str | None, option("Of a gat or geniepath: self-normalised (default), paper or softmax.")
@@ -93,7 +95,8 @@ def train(
         kept = Stopped(resume)
         kept.agrees(context)
         return go(kept.config, kept.dataset, kept.seeds, kept.log_variance, resume, checkpoint_every, as_json, True)
-    given = {"norm": norm, "activation": activation, "heads": heads, "score": score, "attention": attention}
+    given = {"norm": norm, "activation": activation, "heads": heads, "score": score, "attention": attention,
+             "conv": conv, "bases": bases}  # fmt: skip
     config = Config(
         model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
         lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,

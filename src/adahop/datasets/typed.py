@@ -11,6 +11,7 @@ from torch_geometric.data import HeteroData
 
 from adahop.checks import InputError, as_tensor, one_of
 from adahop.datasets.base import labels_of, masks_of, scale_features
+from adahop.features import TypedFeatures
 from adahop.graph import Graph
 from adahop.ops import random
 
@@ -40,6 +41,31 @@ class TypedDataset(HeteroData):
         out = own.new_full((self.graph.num_nodes, *own.shape[1:]), -1)
         out[slice(*self.graph.types.span(kind))] = own
         return out
+
+    @property
+    def x(self) -> TypedFeatures:
+        """The features of all types, as models read them."""
+        types = self.graph.types
+        return TypedFeatures({k: self[k].get("x") for k in types.nodes}, types.num_nodes, types.relations)
+
+    @property
+    def train_mask(self) -> Tensor:
+        """[N] by the graph's own ids, as are the others."""
+        return self._mask("train")
+
+    @property
+    def val_mask(self) -> Tensor:
+        return self._mask("val")
+
+    @property
+    def test_mask(self) -> Tensor:
+        return self._mask("test")
+
+    def _mask(self, part: str) -> Tensor:
+        ids = self._part(part)
+        mask = torch.zeros(self.graph.num_nodes, dtype=torch.bool, device=ids.device)
+        mask[ids] = True
+        return mask
 
     @property
     def train_idx(self) -> Tensor:

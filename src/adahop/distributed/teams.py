@@ -15,7 +15,7 @@ from adahop.checks import InputError
 from adahop.distributed.exchange import Histories, Updates
 from adahop.distributed.peers import Peers
 from adahop.graph import Graph
-from adahop.metrics import score, tally
+from adahop.metrics import TOGETHER, score, tally
 from adahop.ops import random
 from adahop.samplers import Sampler
 from adahop.seams import NodeData
@@ -154,7 +154,7 @@ class Team(Alone):
 
     def score(self, metric: str, out: Tensor, y: Tensor) -> float:
         """From counts where the metric is made of them; areas under curves need every output, on every rank."""
-        if metric == "roc-auc":
+        if metric in TOGETHER:
             everyone = self.peers.gather([out.cpu(), y.cpu()])
             return score(metric, *(torch.cat(t) for t in zip(*everyone, strict=True)))
         top, bottom = self.peers.total(*tally(metric, out, y))

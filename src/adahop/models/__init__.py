@@ -6,28 +6,40 @@ import inspect
 from typing import Any
 
 from adahop.checks import InputError, one_of, room_for
+from adahop.features import Schema
 from adahop.models.base import GNN
 from adahop.models.gat import GAT, GATConv
 from adahop.models.gcn import GCN, SAGE, GCNConv, SAGEConv
 from adahop.models.geniepath import BreadthConv, GeniePath
+from adahop.models.hgt import HGT
+from adahop.models.typed import RGAT, RGCN, TypedGNN
 from adahop.sum import Conv
 
-MODELS: dict[str, type[GNN]] = {"gcn": GCN, "sage": SAGE, "gat": GAT, "geniepath": GeniePath}
+MODELS: dict[str, type[GNN]] = {
+    "gcn": GCN,
+    "sage": SAGE,
+    "gat": GAT,
+    "geniepath": GeniePath,
+    "rgcn": RGCN,
+    "rgat": RGAT,
+    "hgt": HGT,
+}
 
 __all__ = [
-    "GAT", "GCN", "GNN", "MODELS", "SAGE", "BreadthConv", "Conv", "GATConv", "GCNConv", "GeniePath", "SAGEConv", "make",
+    "GAT", "GCN", "GNN", "HGT", "MODELS", "RGAT", "RGCN", "SAGE", "BreadthConv", "Conv", "GATConv", "GCNConv",
+    "GeniePath", "SAGEConv", "TypedGNN", "make",
 ]  # fmt: skip
 
 
-def make(name: str, inputs: int, hidden: int, outputs: int, **options: Any) -> GNN:
-    """A model by name: gcn, sage, gat or geniepath."""
+def make(name: str, inputs: int | Schema, hidden: int, outputs: int, **options: Any) -> GNN:
+    """A model by name: gcn, sage, gat or geniepath; over typed graphs rgcn, rgat or hgt, whose `inputs` is a Schema."""
     kind = MODELS[one_of(name, MODELS, "model")]
     known = options_of(name)
     for option in options:
         if option not in known:
             raise InputError(f"an option of model '{name}' must be one of {', '.join(known)}, got '{option}'")
     with room_for(f"a {name} of width {hidden}"):
-        return kind(inputs, hidden, outputs, **options)
+        return kind(inputs, hidden, outputs, **options)  # type: ignore[arg-type]
 
 
 def options_of(name: str) -> list[str]:

@@ -17,7 +17,7 @@ from adahop.graph import Graph
 from adahop.models.whole import Filled, check_whole, full_block, in_pieces, node_chunks
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import PLAIN, Conv, Sum, build
+from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -41,6 +41,8 @@ class GNN(nn.Module):
 
     graph: tuple[str, bool] = ("row", True)
     weights = "fixed"  # how a_ij comes about, see `adahop.methods`
+    estimators: tuple[str, ...] = ESTIMATORS  # that it has sums for
+    typed = False  # whether it is a model over nodes of several types, with several relations
     edge_width = 1  # numbers that a layer keeps per edge
     activation = "relu"  # of arch="plain"; the residual skeleton has tanh
 
@@ -79,6 +81,11 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList(
             self.conv(a, b, not self.wraps() and i == last, **options) for i, (a, b) in enumerate(pairs)
         )
+
+    @classmethod
+    def smallest(cls) -> Any:
+        """Inputs to check the other arguments with."""
+        return 1
 
     def wraps(self) -> bool:
         """Whether linear layers stand before and after the convolutions."""

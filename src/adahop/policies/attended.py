@@ -37,7 +37,7 @@ class Attended(Tracked):
 
     def __init__(self, graph: Graph, layers: int, heads: int = 1, slope: float = 0.2, eta: float = 0.05,
                  memory: float = 0.2, storage: Storage = MEMORY):  # fmt: skip
-        if graph.types is not None:
+        if graph.types is not None and heads:
             kinds = len(graph.types.relations)
             raise InputError(f"`policy` must be another than attended for a graph with several relations, got {kinds}")
         super().__init__(graph, layers, eta, memory, storage)

@@ -1,0 +1,426 @@
+"""Models over typed graphs: a layer is a sum over relations, each with a convolution of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from adahop.block import Block
+from adahop.checks import InputError, count, of_kind, one_of, room_for
+from adahop.features import Schema, TypedFeatures, TypedRows, Values, gather
+from adahop.graph import Graph
+from adahop.messages import Messages, TypedMessages
+from adahop.models.base import GNN, Parts
+from adahop.models.gat import GATConv
+from adahop.models.gcn import GCNConv, SAGEConv
+from adahop.models.whole import Filled, in_pieces, node_chunks
+from adahop.ops import pointer, segment_of
+from adahop.seams import NodeBatch
+from adahop.storage import MEMORY, Storage
+from adahop.sum import PLAIN, AttentionVariate, ControlVariate, Conv, ExactSum, Sum, Variate, dial
+
+
+class Slice(NamedTuple):
+    """The part of a block that belongs to one relation: all targets of its type, and its edges."""
+
+    block: Block
+    places: Tensor  # of its targets among the block's
+    edges: Tensor  # places of its edges among the block's
+
+
+def sliced(block: Block, schema: Schema) -> list[Slice]:
+    """A block relation by relation. Sources keep their places, so that all slices read the same values."""
+    kind = schema.kind_of(block.targets)
+    if block.relation is None or block.row_ptr is None:
+        assert block.num_edges == 0, "drawn edges have rows, and rows have relations"
+        of_edge = block.dst
+    else:
+        of_edge = block.relation[segment_of(block.row_ptr, block.num_edges)]
+    order = torch.argsort(of_edge, stable=True)
+    cuts = torch.bincount(of_edge, minlength=len(schema.relations)).tolist()
+    targets = {t: (kind == i).nonzero().flatten() for i, t in enumerate(schema.counts)}
+    local = torch.zeros(block.num_dst, dtype=torch.long, device=kind.device)
+    for places in targets.values():
+        local[places] = torch.arange(places.numel(), device=kind.device)
+    out = []
+    for (_, _, to), edges in zip(schema.relations, order.split(cuts), strict=True):
+        places = targets[to]
+        src, dst = block.src[edges], local[block.dst[edges]]
+        ptr = pointer(torch.bincount(dst, minlength=places.numel()))
+        e_id, weight, prob, scale, pos = (
+            t[edges] for t in (block.e_id, block.weight, block.prob, block.scale, block.pos)
+        )
+        part = Block(block.n_id, places.numel(), torch.stack([src, dst]), e_id, weight, prob, scale, ptr, pos)
+        part = part._replace(target=block.targets[places])
+        out.append(Slice(part, places, edges))
+    return out
+
+
+class TypedEncoder(nn.Module):
+    """E_t x + e_t for nodes of type t; a type without features has a learnt row per node."""
+
+    def __init__(self, schema: Schema, hidden: int):
+        super().__init__()
+        self.schema, self.hidden = schema, hidden
+        self.each = nn.ModuleList(
+            nn.Linear(schema.widths[t], hidden) if schema.widths[t] else nn.Embedding(n, hidden)
+            for t, n in schema.counts.items()
+        )
+        for part in self.each:
+            if isinstance(part, nn.Embedding):
+                nn.init.normal_(part.weight, std=hidden**-0.5)
+
+    def linear(self, kind: str) -> nn.Linear | None:
+        """The map of a type with features."""
+        part = self.each[list(self.schema.counts).index(kind)]
+        return part if isinstance(part, nn.Linear) else None
+
+    def forward(self, rows: TypedRows, share: float = 0.0) -> Tensor:
+        """h of every row; a share of the raw features, and of learnt rows, is dropped."""
+        kind = self.schema.kind_of(rows.n_id)
+        parts, order = [], []
+        for i, (name, each) in enumerate(zip(self.schema.counts, self.each, strict=True)):
+            places = (kind == i).nonzero().flatten()
+            ids = rows.n_id[places] - self.schema.starts[name]
+            x = rows.features.tables[name]
+            parts.append(dropout(each(ids), share) if x is None else each(dropout(x.index_select(0, ids), share)))
+            order.append(places)
+        done = torch.cat(parts)
+        return torch.empty_like(done).index_put((torch.cat(order),), done)
+
+
+def per_type(maps: nn.ModuleList, h: Tensor, kinds: Tensor) -> Tensor:
+    """Every row through the map of its type."""
+    places = [(kinds == i).nonzero().flatten() for i in range(len(maps))]
+    done = torch.cat([each(h[p]) for each, p in zip(maps, places, strict=True)])
+    return torch.empty_like(done).index_put((torch.cat(places),), done)
+
+
+class RelationalConv(Conv):
+    """own_t(h_i) + sum over relations of a convolution each: sum_r conv_r(neighbours of i by r).
+
+    With `bases` (gcn), W_r = sum_b c_rb V_b: relations share V where they are many.
+    """
+
+    def __init__(self, schema: Schema, own: nn.ModuleList, convs: Sequence[Conv]):
+        super().__init__()
+        self.schema, self.own, self.convs = schema, own, nn.ModuleList(convs)
+
+    def each(self) -> list[Conv]:
+        return [cast(Conv, conv) for conv in self.convs]
+
+    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
+        values = h if isinstance(h, Values) else Values(h)
+        assert own is not None
+        out = per_type(self.own, own, self.schema.kind_of(block.targets))
+        noted: list[tuple[Tensor, Messages]] = []
+        for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
+            if part.places.numel() == 0:
+                continue
+            form = how.of(r) if isinstance(how, Relations) else how
+            brought = values.of_relation(r, self.schema.relations[r][0])
+            conv.listeners = [_noted(noted, part.edges)] if self.listeners else []
+            out = out.index_add(0, part.places, conv(brought, own[part.places], part.block, form))
+        self.note(lambda: TypedMessages(block, noted))
+        return out
+
+
+def _noted(into: list[tuple[Tensor, Messages]], edges: Tensor) -> Callable[[Messages], None]:
+    return lambda messages: into.append((edges, messages))
+
+
+class BasisConv(GCNConv):
+    """A convolution whose W is a mixture of bases that all relations of the layer share."""
+
+    def __init__(self, bases: nn.Parameter, outputs: int):
+        Conv.__init__(self)
+        self.bases = bases
+        self.mix = nn.Parameter(torch.empty(len(bases)).uniform_(-1, 1).mul_((3 / len(bases)) ** 0.5))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def kernel(self) -> Tensor:
+        return torch.einsum("b,boi->oi", self.mix, self.bases)
+
+    def rest(self, own: Tensor | None) -> Tensor:
+        return self.bias
+
+
+class TypedValues(Values):
+    """What nodes of several types bring to the first layer: encoded only where h itself is read."""
+
+    def __init__(self, rows: TypedRows, encode: TypedEncoder, share: float = 0.0):
+        self.typed, self.encode = rows, encode
+        super().__init__(torch.zeros(rows.n_id.numel(), 0, device=rows.n_id.device), share=share)
+
+    def _from(self, source: str) -> Values:
+        return _FromType(self, self.encode.linear(source))
+
+    def raw(self, many: int | None = None) -> Tensor:
+        if many is not None and "h" not in self.kept:
+            return self.encode(self.typed[:many], self.share)
+        return self.once("h", lambda: self.encode(self.typed, self.share))[:many]
+
+
+class _FromType(Values):
+    """The values of all nodes, with the map that made those of one type: an exact sum applies it to its own sums."""
+
+    def __init__(self, values: TypedValues, linear: nn.Linear | None):
+        super().__init__(values.x, linear, values.share)
+        self.values = values
+
+    def rows(self, many: int | None = None) -> Tensor:
+        return self.values.rows(many)
+
+    def raw(self, many: int | None = None) -> Tensor:
+        return self.values.rows(many)
+
+    def _formed(self) -> bool:
+        return True
+
+    def _width(self) -> int:
+        return self.values.encode.hidden
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        return gather(self.rows(), block, coef)
+
+
+class Relations(Sum):
+    """A memory for each relation of a layer; the dial is one for all."""
+
+    noise: Tensor
+
+    def __init__(self, parts: Sequence[Sum], noise: float, device: torch.device):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.draws, self.shaped = any(p.draws for p in parts), False
+        self.parted = any(p.parted for p in parts)
+        self.register_buffer("noise", torch.tensor(noise, device=device), persistent=False)
+
+    def of(self, relation: int) -> Sum:
+        part = cast(Sum, self.parts[relation])
+        if isinstance(part, Variate):
+            part.noise = self.noise
+        return part
+
+    def refresh(self, h: Tensor, conv: RelationalConv, passed: bool) -> None:  # type: ignore[override]
+        for part, each in zip(self.parts, conv.each(), strict=True):
+            cast(Sum, part).refresh(h, each, passed)
+
+    def settle(self) -> None:
+        for part in self.parts:
+            cast(Sum, part).settle()
+
+    def _remembered(self) -> dict[str, Tensor]:
+        return {**super()._remembered(), "noise": self.noise}
+
+
+def build_typed(
+    estimator: str,
+    graph: Graph,
+    x: TypedFeatures,
+    widths: Sequence[int],
+    attends: bool,
+    dtype: torch.dtype,
+    noise: float | Sequence[float],
+    storage: Storage,
+    drops: bool,
+) -> nn.ModuleDict:
+    """The memories of an estimator's name by layer, a part per relation.
+
+    The first layer is exact where every type has features; learnt rows change, so their sums are remembered instead.
+    """
+    parts, each, schema = estimator.split("+"), dial(noise, len(widths)), x.schema
+    memories: dict[str, Sum] = {}
+    views = [graph.of_relation(r) for r in range(len(schema.relations))]
+    if "exact" in parts and not attends and all(schema.widths[s] for s, _, _ in schema.relations):
+        found: list[Sum] = []
+        for view, (source, _, target) in zip(views, schema.relations, strict=True):
+            low, table = schema.starts[source], x.tables[source]
+            assert table is not None
+            exact = ExactSum(view.replace(indices=view.indices - low), table, storage, drops)
+            exact.start = schema.starts[target]
+            found.append(exact)
+        memories["0"] = Relations(found, 0.0, graph.device)
+    for layer, width in list(enumerate(widths))[len(memories) :]:
+        if parts[-1] in ("history", "snapshot"):
+            found = []
+            kind = AttentionVariate if attends else ControlVariate
+            for view, (_, _, target) in zip(views, schema.relations, strict=True):
+                form = kind(view, width, parts[-1], dtype, each[layer], storage, graph.num_nodes)
+                form.start = schema.starts[target]
+                if parts[-1] == "snapshot" and found:
+                    form.history = cast(Variate, found[0]).history  # all relations read the same H
+                found.append(form)
+            memories[str(layer)] = Relations(found, each[layer], graph.device)
+    return nn.ModuleDict(memories).to(graph.device)
+
+
+class TypedGNN(GNN):
+    """What models over typed graphs share: an encoder per node type, and layers that see all relations.
+
+    `inputs` is a `Schema`: the types with their numbers of nodes and features, and the relations.
+    """
+
+    graph = ("row", False)
+    typed = True
+
+    def __init__(self, inputs: Schema, hidden: int, outputs: int, **options: Any):
+        self.schema = of_kind(inputs, Schema, "inputs")
+        super().__init__(count(hidden, 1, "hidden"), hidden, outputs, **options)
+        self.encoder = None
+        self.encode = TypedEncoder(self.schema, hidden)
+
+    @classmethod
+    def smallest(cls) -> Schema:
+        return Schema({"node": 1}, {"node": 1}, (("node", "to", "node"),))
+
+    def read(self, batch: NodeBatch, share: float) -> Values:
+        return TypedValues(batch.x, self.encode, share)
+
+    def remember(  # type: ignore[override]
+        self,
+        estimator: str,
+        graph: Graph,
+        x: TypedFeatures,
+        dtype: torch.dtype = torch.float32,
+        noise: float | Sequence[float] = 0.0,
+        storage: Storage = MEMORY,
+    ) -> frozenset[int]:
+        self.storage = storage
+        if estimator != "plain":
+            check_typed(graph, x)
+        with room_for(f"the memory of estimator '{estimator}'"):
+            attends = self.weights != "fixed"
+            self.memories = build_typed(
+                estimator, graph, x, self.widths, attends, dtype, noise, storage, self.dropout > 0
+            )
+        if any(m.draws for m in self.memories.values()):
+            last = max(int(k) for k, m in self.memories.items() if m.draws)
+            self.inference(graph, x, renew="all", until=last)
+        return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+
+    @torch.no_grad()
+    @room_for("a pass over every node")
+    def inference(  # type: ignore[override]
+        self,
+        graph: Graph,
+        x: TypedFeatures,
+        edges: int = 0,
+        parts: Parts | None = None,
+        renew: str = "snapshots",
+        until: int | None = None,
+    ) -> Tensor:
+        """Exact outputs for every node of every type, layer by layer, about `edges` edges at a time (0: by width)."""
+        if parts is not None:
+            raise InputError("a typed graph must be on one process, got several")
+        check_typed(graph, x, edges)
+        was, _ = self.training, self.eval()
+        try:
+            n = graph.num_nodes
+            everyone = torch.arange(n, device=graph.device)
+            h = in_pieces(everyone, lambda ids: self.encode(x.index_select(0, ids)), self.storage)
+            state = self.carried(h)
+            cuts = typed_chunks(graph, edges or (1 << 24) // max(self.edge_width, 32))
+            for layer, conv in enumerate(self.convs):
+                memory = self.memory(layer)
+                if memory is not None:
+                    memory.refresh(h, cast(Conv, conv), renew != "all")
+                if layer == until:
+                    return h
+                values, out = Values(h, shared=True), Filled(n, self.storage)
+                for a, b in cuts:
+                    given = {k: v[a:b] for k, v in state.items()}
+                    out.put(a, self.step(layer, values, h[a:b], given, typed_block(graph, a, b), PLAIN)[0])
+                h = out.all
+            return h if self.decoder is None else in_pieces(h, self.decode, self.storage)
+        finally:
+            self.train(was)
+
+
+def check_typed(graph: Graph, x: TypedFeatures, edges: int = 0) -> None:
+    """A typed graph, and features of its own types."""
+    count(edges, 0, "edges")
+    of_kind(x, TypedFeatures, "x")
+    if of_kind(graph, Graph, "graph").types is None or len(x) != graph.num_nodes:
+        raise InputError(f"`graph` must have the {len(x)} nodes of `x`, by type, got {graph}")
+
+
+def typed_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
+    """Ranges of nodes with about `edges` in-edges each."""
+    assert graph.types is not None
+    return node_chunks(graph.replace(indptr=graph.indptr[graph.types.ptr]), edges, 0, graph.num_nodes)
+
+
+def typed_block(graph: Graph, a: int, b: int) -> Block:
+    """All in-edges of the nodes a..b, a row per relation and node; sources keep their global ids."""
+    t = graph.types
+    assert t is not None
+    low, high = int(t.ptr[a]), int(t.ptr[b])
+    lo, hi = int(graph.indptr[low]), int(graph.indptr[high])
+    row_ptr = graph.indptr[low : high + 1] - lo
+    target = segment_of(t.ptr[a : b + 1] - low, high - low)
+    src, one = graph.indices[lo:hi].long(), torch.ones(hi - lo, device=graph.device)
+    weight = one if graph.weight is None else graph.weight[lo:hi]
+    pos = torch.arange(lo, hi, device=graph.device)
+    e_id = pos if graph.eid is None else graph.eid[lo:hi].long()
+    everyone = torch.arange(graph.num_nodes, device=graph.device)
+    edge_index = torch.stack([src, target[segment_of(row_ptr, hi - lo)]])
+    return Block(
+        everyone, b - a, edge_index, e_id, weight, one, one, row_ptr[t.ptr[a : b + 1] - low], pos,
+        0, torch.arange(low, high, device=graph.device), row_ptr, t.relation[low:high], everyone[a:b],
+    )  # fmt: skip
+
+
+class RGCN(TypedGNN):
+    """Relational GCN (Schlichtkrull et al. 2018): own_t(h_i) + sum_r W_r mean of i's neighbours by r.
+
+    conv="gcn" (default) or "sage", which has a W of the target's own per relation. `bases` > 0: W_r = sum_b c_rb V_b.
+    """
+
+    def __init__(self, inputs: Schema, hidden: int, outputs: int, conv: str = "gcn", bases: int = 0, **options: Any):
+        self.kind = one_of(conv, ("gcn", "sage"), "conv")
+        self.bases = count(bases, 0, "bases")
+        if bases and conv != "gcn":
+            raise InputError(f"`conv` must be gcn with `bases`, got {conv}")
+        super().__init__(inputs, hidden, outputs, **options)
+
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
+        relations = range(len(self.schema.relations))
+        if self.bases:
+            bases = nn.Parameter(torch.empty(self.bases, outputs, inputs))
+            nn.init.kaiming_uniform_(bases.view(-1, inputs), a=5**0.5)
+            convs: list[Conv] = [BasisConv(bases, outputs) for _ in relations]
+        else:
+            convs = [(GCNConv if self.kind == "gcn" else SAGEConv)(inputs, outputs) for _ in relations]
+        return RelationalConv(self.schema, own_maps(self.schema, inputs, outputs), convs)
+
+
+class RGAT(TypedGNN):
+    """own_t(h_i) + sum_r of graph attention over i's neighbours by r, any number of heads."""
+
+    activation = "elu"
+    weights = "pairs"
+    estimators = ("plain", "history", "snapshot")
+
+    def __init__(
+        self,
+        inputs: Schema,
+        hidden: int,
+        outputs: int,
+        heads: int = 1,
+        attention: str = "self-normalised",
+        **options: Any,
+    ):
+        super().__init__(inputs, hidden, outputs, heads=count(heads, 1, "heads"), form=attention, **options)
+
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
+        convs = [GATConv(inputs, outputs, mean=last, **options) for _ in self.schema.relations]
+        return RelationalConv(self.schema, own_maps(self.schema, inputs, outputs), convs)
+
+
+def own_maps(schema: Schema, inputs: int, outputs: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(inputs, outputs) for _ in schema.counts)

@@ -1,0 +1,327 @@
+"""Models over typed graphs: against sums written out, exact where they claim it, right on average elsewhere."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+import adahop
+from adahop import models, ops
+from adahop.checks import InputError
+from adahop.config import Config
+from adahop.datasets.typed import make_typed
+from adahop.features import Schema, TypedFeatures
+from adahop.graph import Graph
+from adahop.metrics import score
+from adahop.models.typed import sliced, typed_block
+from adahop.policies import POLICIES
+from adahop.watcher import watch
+
+TYPED = [name for name, m in models.MODELS.items() if m.typed]
+COUNTS = {"paper": 40, "author": 25, "venue": 4, "tag": 6}
+# two relations between the same types, one from a type to itself, one without edges, a type that nothing points to
+RELATIONS = (
+    ("author", "writes", "paper"),
+    ("author", "reviews", "paper"),
+    ("paper", "cites", "paper"),
+    ("paper", "by", "author"),
+    ("paper", "in", "venue"),
+    ("venue", "of", "paper"),
+    ("tag", "on", "paper"),
+    ("tag", "like", "venue"),
+)
+WIDTHS = {"paper": 5, "author": 3, "venue": 0, "tag": 4}
+
+
+def typed_data(bare: bool = False, seed: int = 0) -> SimpleNamespace:
+    """A random typed graph with multi-edges and isolated nodes; papers have labels."""
+    g = torch.Generator().manual_seed(seed)
+    edges = {}
+    for r, (s, _, t) in enumerate(RELATIONS):
+        many = 0 if r == len(RELATIONS) - 1 else 6 * COUNTS[t]
+        src = torch.randint(COUNTS[s], (many,), generator=g)
+        dst = torch.randint(max(COUNTS[t] - 3, 1), (many,), generator=g)
+        edges[RELATIONS[r]] = torch.stack([src, dst])
+    tables = {t: torch.randn(n, WIDTHS[t], generator=g) for t, n in COUNTS.items() if WIDTHS[t]}
+    if not bare:
+        tables["venue"] = torch.randn(COUNTS["venue"], 2, generator=g)
+    n = sum(COUNTS.values())
+    y = torch.full((n,), -1)
+    y[:40] = torch.randint(3, (40,), generator=g)
+    masks = {k: torch.zeros(n, dtype=torch.bool) for k in ("train_mask", "val_mask", "test_mask")}
+    for k, part in zip(masks, (slice(0, 20), slice(20, 30), slice(30, 40)), strict=True):
+        masks[k][part] = True
+    x = TypedFeatures(tables, COUNTS, RELATIONS)
+    data = SimpleNamespace(
+        graph=Graph._typed(COUNTS, edges), x=x, y=y, classes=3, metric="accuracy", edges=edges, **masks
+    )
+    data.to = lambda device: data
+    return data
+
+
+def build(name: str, data: SimpleNamespace, **options) -> models.TypedGNN:
+    torch.manual_seed(0)
+    return models.make(name, data.x.schema, 8, 3, **options)
+
+
+def batch_of(data: SimpleNamespace, blocks: list) -> SimpleNamespace:
+    return SimpleNamespace(x=data.x[blocks[0].n_id], blocks=blocks, y=data.y[blocks[-1].targets])
+
+
+# --- against sums written out ----------------------------------------------------------------------------------------
+
+
+def dense(data: SimpleNamespace) -> list[torch.Tensor]:
+    """[N, N] per relation: the mean over its edges, multi-edges counted."""
+    starts, n, out = data.x.schema.starts, len(data.x), []
+    for s, name, t in RELATIONS:
+        a = torch.zeros(n, n)
+        src, dst = data.edges[s, name, t]
+        a.index_put_((dst + starts[t], src + starts[s]), torch.ones(len(src)), accumulate=True)
+        out.append(a / a.sum(1, keepdim=True).clamp(min=1))
+    return out
+
+
+def encoded(model: models.TypedGNN, data: SimpleNamespace) -> torch.Tensor:
+    rows = []
+    for (t, n), each in zip(COUNTS.items(), model.encode.each, strict=True):
+        x = data.x.tables[t]
+        rows.append(each(torch.arange(n)) if x is None else each(x))
+    return torch.cat(rows)
+
+
+def own(maps, h: torch.Tensor) -> torch.Tensor:
+    return torch.cat([each(part) for each, part in zip(maps, h.split(list(COUNTS.values())), strict=True)])
+
+
+@pytest.mark.parametrize("options", [{}, {"bases": 2}, {"conv": "sage"}, {"arch": "plain"}], ids=str)
+@pytest.mark.parametrize("bare", [False, True])
+def test_rgcn_against_dense_sums(options, bare):
+    data = typed_data(bare)
+    model = build("rgcn", data, **options)
+    h = z = encoded(model, data)
+    kind = data.x.schema.kind_of(torch.arange(len(data.x)))
+    for layer, conv in enumerate(model.convs):
+        total = own(conv.own, h)
+        for a, each, (_, _, t) in zip(dense(data), conv.convs, RELATIONS, strict=True):
+            here = (kind == list(COUNTS).index(t)).float().unsqueeze(1)
+            total = total + here * (a @ h @ each.kernel().t() + each.rest(h))
+        plain_last = model.arch == "plain" and layer == len(model.convs) - 1
+        h = torch.tanh(total + z) if model.arch == "residual" else total if plain_last else torch.relu(total)
+    want = h if model.decoder is None else model.decoder(h)
+    graph = data.graph.normalized(*model.graph)
+    assert torch.allclose(model.inference(graph, data.x), want, atol=1e-5)
+    assert torch.allclose(model.inference(graph, data.x, edges=50), want, atol=1e-5), "in pieces"
+
+
+def test_hgt_against_a_loop_over_edges():
+    data = typed_data()
+    model = build("hgt", data, heads=2, layers=1)
+    conv, h = model.convs[0], encoded(model, data)
+    starts, types = data.x.schema.starts, list(COUNTS)
+    q, k, v = (own(maps, h).view(-1, 2, 4) for maps in (conv.query, conv.key, conv.value))
+    score, said = [[] for _ in h], [[] for _ in h]
+    for r, (s, name, t) in enumerate(RELATIONS):
+        for j, i in data.edges[s, name, t].t().tolist():
+            i, j = i + starts[t], j + starts[s]
+            key = torch.einsum("hd,hde->he", k[j], conv.match[r])
+            score[i].append((key * q[i]).sum(-1) * conv.prior[r] / 2.0)
+            said[i].append(torch.einsum("hd,hde->he", v[j], conv.pass_on[r]))
+    total = torch.stack([
+        (torch.stack(s).softmax(0).unsqueeze(-1) * torch.stack(m)).sum(0) if s else torch.zeros(2, 4)
+        for s, m in zip(score, said, strict=True)
+    ])  # fmt: skip
+    new = own(conv.out, torch.nn.functional.gelu(total.flatten(1)))
+    gate = torch.sigmoid(conv.gate)[data.x.schema.kind_of(torch.arange(len(h)))].unsqueeze(1)
+    want = model.decoder(torch.tanh(gate * new + (1 - gate) * h + h))
+    assert len(types) == 4 and torch.allclose(
+        model.inference(data.graph.normalized(*model.graph), data.x), want, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize("estimator", ["plain", "history", "snapshot", "exact+snapshot"])
+def test_with_every_neighbour_a_batch_is_the_whole_graph(name, arch, estimator):
+    data = typed_data(bare=estimator == "snapshot")
+    model = build(name, data, arch=arch)
+    if estimator not in model.estimators:
+        pytest.skip("refused by Config")
+    graph = data.graph.normalized(*model.graph)
+    sampler = adahop.make("graphsage", graph, [-1, -1])
+    sampler.skip = model.remember(estimator, graph, data.x)
+    blocks = sampler.sample(torch.tensor([3, 50, 17, 66, 39, 70]))
+    assert (model(batch_of(data, blocks)) - model.inference(graph, data.x)[blocks[-1].targets]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_every_parameter_gets_a_gradient(name):
+    data = typed_data(bare=True)
+    model = build(name, data)
+    blocks = adahop.make("graphsage", data.graph.normalized(*model.graph), [5, 5]).sample(torch.arange(75))
+    model(batch_of(data, blocks)).square().sum().backward()
+    idle = (f"convs.{len(RELATIONS) - 1}.", "query.3.", "out.3.")  # no edges; a type that nothing points to
+    for key, p in model.named_parameters():
+        if not any(e in key for e in idle):
+            assert p.grad is not None and bool(p.grad.any()), key
+
+
+# --- right on average ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["plain", "history", "snapshot", "exact+snapshot"])
+@pytest.mark.parametrize("method", ["adahop", "bs"])
+def test_sums_of_rgcn_are_unbiased(method, estimator):
+    """One linear layer drawn: the mean of 400 estimates against the exact outputs.
+
+    60 targets x 3 outputs in 8 cases = 1,440 z-scores; |z| > 5.3 has a family-wise error rate of 2e-4 for normal means.
+    """
+    data = typed_data(seed=2)
+    layers = 2 if estimator.startswith("exact") else 1
+    model = build("rgcn", data, arch="plain", layers=layers)
+    graph = data.graph.normalized(*model.graph)
+    sampler = adahop.make(method, graph, [2] * layers, seed=3)
+    sampler.skip = model.remember(estimator, graph, data.x)
+    with torch.no_grad():  # what is remembered is old by now
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    model.eval()
+    seeds = torch.arange(60)
+    want = model.inference(graph, data.x, renew="none" if estimator == "plain" else "snapshots")[seeds]
+    if estimator != "plain":
+        model.remember(estimator, graph, data.x)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.1)
+            want = plain_outputs(model, graph, data)[seeds]
+            got = torch.stack([model(batch_of(data, sampler.sample(seeds))) for _ in range(400)])
+    else:
+        with torch.no_grad():
+            got = torch.stack([model(batch_of(data, sampler.sample(seeds))) for _ in range(400)])
+    error = got.std(0) / 400**0.5
+    z = (got.mean(0) - want) / error.clamp(min=1e-6)
+    assert z.abs().max() < 5.3 and float(error.max()) > 1e-5
+
+
+def plain_outputs(model, graph, data) -> torch.Tensor:
+    """The exact outputs, memories left alone."""
+    kept, model.memories = model.memories, torch.nn.ModuleDict()
+    out = model.inference(graph, data.x)
+    model.memories = kept
+    return out
+
+
+def test_energies_reach_their_edges():
+    data = typed_data()
+    model = build("rgcn", data, layers=1, arch="plain")
+    graph = data.graph.normalized(*model.graph)
+    (block,) = adahop.make("bs", graph, [3]).sample(torch.arange(60))
+    with watch(model) as found:
+        model(batch_of(data, [block]))
+    h, conv = encoded(model, data)[block.n_id], model.convs[0]
+    relation = block.relation[ops.segment_of(block.row_ptr, block.num_edges)]
+    for e in range(0, block.num_edges, 17):
+        w = conv.convs[int(relation[e])].kernel()
+        m = (block.weight[e] * block.scale[e] * (w @ h[block.src[e]])).detach()
+        assert abs(float(m.square().sum() - found[0][e])) < 1e-5 * max(1.0, float(found[0][e]))
+    assert len(found) == 1 and found[0].shape == (block.num_edges,)
+
+
+def test_slices_are_the_block():
+    data = typed_data()
+    block = typed_block(data.graph, 0, 75)
+    parts = sliced(block, data.x.schema)
+    assert torch.equal(torch.cat([p.edges for p in parts]).sort().values, torch.arange(block.num_edges))
+    for p, key in zip(parts, RELATIONS, strict=True):
+        low, starts = data.x.schema.starts[key[2]], data.x.schema.starts
+        assert torch.equal(p.block.targets, low + torch.arange(COUNTS[key[2]]))
+        pairs = torch.stack([block.n_id[p.block.src] - starts[key[0]], p.block.targets[p.block.dst] - low])
+        assert sorted(pairs.t().tolist()) == sorted(data.edges[key].t().tolist())
+        assert torch.equal(p.block.ptr.diff(), torch.bincount(p.block.dst, minlength=COUNTS[key[2]]))
+    views = [data.graph.of_relation(r) for r in range(len(RELATIONS))]
+    assert [v.num_edges for v in views] == [p.block.num_edges for p in parts]
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", TYPED)
+def test_every_policy_trains_every_model(policy, model):
+    draws = list(ops.DRAWS)
+    draw = draws[list(POLICIES).index(policy) % len(draws)]
+    options = {"policy": policy, "draw": draw}
+    result = adahop.fit(
+        typed_data(), model=model, method="graphsage", method_options=options, epochs=2, sizes=(2, 2), hidden=8
+    )
+    assert result.steps == 2 and 0 <= result.test <= 1
+
+
+@pytest.mark.parametrize(("model", "estimator"), [("rgcn", "exact+history"), ("rgcn", "history"), ("rgat", "snapshot")])
+def test_every_memory_trains(model, estimator):
+    result = adahop.fit(typed_data(), model=model, estimator=estimator, epochs=2, sizes=(2, 2), hidden=8)
+    assert result.history[-1]["loss"] > 0
+
+
+def test_a_hetero_data_set_trains():
+    plain, data = typed_data(bare=True), HeteroData()
+    for kind, n in COUNTS.items():
+        data[kind].num_nodes = n
+        if plain.x.tables[kind] is not None:
+            data[kind].x = plain.x.tables[kind]
+    for relation, edges in plain.edges.items():
+        data[relation].edge_index = edges
+    data["paper"].y = plain.y[:40]
+    made = make_typed(
+        "toy", data, "paper", {p: getattr(plain, f"{p}_mask").nonzero().flatten() for p in ("train", "val", "test")}
+    )
+    options = dict(model="rgcn", epochs=2, sizes=(2, 2), hidden=8)
+    assert adahop.fit(made, **options).history[-1]["loss"] == adahop.fit(plain, **options).history[-1]["loss"]
+
+
+@pytest.mark.parametrize("model", TYPED)
+def test_a_run_goes_on_from_its_checkpoint(model, tmp_path):
+    options = dict(model=model, epochs=4, sizes=(2, 2), hidden=8, batch_size=8, dropout=0.2)
+    whole = adahop.fit(typed_data(), **options)
+
+    def stop(row):
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adahop.fit(typed_data(), on_epoch=stop, checkpoint=tmp_path, **options)
+    rest = adahop.fit(typed_data(), checkpoint=tmp_path, **options)
+    assert [r["loss"] for r in rest.history] == [r["loss"] for r in whole.history]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_must_fit_the_graph():
+    with pytest.raises(InputError, match="`model` must be one of rgcn, rgat, hgt for a graph with several"):
+        adahop.fit(typed_data(), model="gcn", epochs=1, sizes=(2, 2))
+    with pytest.raises(InputError, match="`model` must be one of gcn, sage, gat, geniepath for a graph with one"):
+        adahop.fit(adahop.load("digits"), model="rgcn", epochs=1, sizes=(2, 2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "hgt", "estimator": "snapshot"}, {"model": "rgat", "estimator": "exact"}]
+)
+def test_memories_that_a_model_has_none_of(options):
+    with pytest.raises(InputError, match="`estimator` must be one of"):
+        Config(**options)
+
+
+def test_features_must_fit_their_type():
+    with pytest.raises(InputError, match="`x` of type 'paper' must have a row for each of its 40 nodes"):
+        TypedFeatures({"paper": torch.ones(3, 2)}, COUNTS, RELATIONS)
+    with pytest.raises(InputError, match="`conv` must be gcn with `bases`"):
+        models.make("rgcn", Schema({"a": 1}, {"a": 1}, ()), 4, 2, conv="sage", bases=2)
+
+
+def test_macro_f1_is_the_mean_over_classes():
+    out, y = torch.eye(3)[torch.tensor([0, 0, 1, 2])], torch.tensor([0, 1, 1, 1])
+    assert score("macro-f1", out, y) == pytest.approx((2 / 3 + 2 / 4 + 0) / 3)
