@@ -336,8 +336,8 @@ def test_which_estimator():
     assert loader_of(data, 2).estimator == "snapshot"
     assert loader_of(data, 2, method="bs").estimator == "plain"
     assert loader_of(data, 2, method="bs", estimator="snapshot").estimator == "snapshot"
-    with pytest.raises(InputError, match="`estimator` must be one of plain, snapshot, got 'history'"):
-        loader_of(data, 2, estimator="history")
+    with pytest.raises(InputError, match="`estimator` must be one of plain, snapshot, history, got 'memory'"):
+        loader_of(data, 2, estimator="memory")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

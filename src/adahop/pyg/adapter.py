@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from adahop.checks import InputError, KindError, flag, node_ids
 from adahop.graph import Graph
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, draw_hops, weigh
-from adahop.pyg.source import estimator_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
+from adahop.pyg.source import estimator_of, history_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
 from adahop.samplers import NeighborSampler
+
+REFRESH = 256  # rows of the history renewed per batch, whose size is not known here
 
 
 class AdaptiveSampler(Learner, BaseSampler):
@@ -45,6 +48,9 @@ class AdaptiveSampler(Learner, BaseSampler):
         weight_attr: str | None = None,
         sampler: NeighborSampler | None = None,
         estimator: str | None = None,
+        history_dtype: torch.dtype | None = None,
+        history_dir: str | Path | None = None,
+        history_refresh: int | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
     ):
@@ -54,6 +60,7 @@ class AdaptiveSampler(Learner, BaseSampler):
             self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, sampler, **rest
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler)
+        self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, REFRESH)
         self.disjoint = flag(disjoint, "disjoint")
         self._kind = subgraph_of(subgraph_type, disjoint)
         self._drawn: Hops | None = None

@@ -15,6 +15,7 @@ from adahop.block import Block
 from adahop.checks import InputError
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Whole
+from adahop.pyg.history import Histories
 from adahop.pyg.hops import Hops
 from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
@@ -28,10 +29,11 @@ class Learner:
 
     sampler: NeighborSampler
     data: Data
-    estimator = "plain"  # or "snapshot"
+    estimator = "plain"  # or "snapshot", "history"
     noise = 0.0  # share of the snapshot that is left out, see `Snapshots`
     _whole: Whole | None = None
-    _snapshots: Snapshots | None = None
+    _snapshots: Snapshots | Histories | None = None
+    _history: dict[str, Any] | None = None  # options of `Histories`
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: weakref.ref[Any] | None = None  # the batch handed out last
     _model: nn.Module | None = None  # whose messages it learns from
@@ -82,11 +84,24 @@ class Learner:
         if self._snapshots is not None and self._snapshots.model is not model:
             self._snapshots.close()
             self._snapshots = None
-        if self.estimator == "snapshot" and model is not None:
-            self._snapshots = self._snapshots or Snapshots(model, self.data, self.noise)
+        if self.estimator != "plain" and model is not None:
+            self._snapshots = self._snapshots or self._memory_of(model)
             if self._found is not None:
                 self._snapshots.restore(self._found)
                 self._found = None
+
+    def _memory_of(self, model: nn.Module) -> Snapshots | Histories:
+        if self.estimator == "snapshot":
+            return Snapshots(model, self.data, self.noise)
+        more: dict[str, Any] = {
+            "disjoint": getattr(self, "disjoint", False),
+            "transform": getattr(self, "transform", None),
+        }
+        return Histories(model, self.data, self.noise, **(self._history or {}), **more)
+
+    def memory_cost(self) -> dict[str, float]:
+        """What the estimator remembers, in bytes, and its milliseconds: of a pass, or per step."""
+        return {"bytes": 0.0} if self._snapshots is None else self._snapshots.cost()
 
     def _open(self, drawn: DrawnBatch) -> None:
         """Layers that train on this batch note their messages and apply the snapshot."""
@@ -98,10 +113,10 @@ class Learner:
 
     def _hand_out(self, batch: Data, hops: Hops) -> Data:
         """Make a batch known, so that layers find it by its tensors."""
-        if self._snapshots is not None and self._snapshots.waiting and Root.of(self._snapshots.model).form is not None:
-            self._snapshots.renew()
         if self._whole is None:
             self._whole = Whole(self.data, self.sampler.graph)
+        if self._snapshots is not None:
+            self._snapshots.before_batch(self._whole)
         drawn = DrawnBatch(hops.n_id, hops.e_id, hops.scale, self._whole, hops.num_nodes, hops.num_edges, hops.blocks)
         batches.register(batch, drawn, hops.edge_index)
         self._last = weakref.ref(batch)
@@ -138,7 +153,8 @@ class Learner:
 
     def _teach(self, drawn: DrawnBatch, model: nn.Module) -> None:
         ours: set[Propagate | None] = {scale_of(m) for m in layers_of(model).values()}
-        rounds = [r for r in drawn.rounds if r.layer in ours and r.counts]
+        rounds = [r for r in drawn.rounds if r.layer in ours]
+        rounds = [r for r in rounds if r.counts or r.known] if any(r.counts for r in rounds) else []
         drawn.rounds.clear()
         if not rounds or not self.sampler.listens or drawn.e_id.numel() == 0:
             return

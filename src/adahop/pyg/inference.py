@@ -56,13 +56,13 @@ def inference(model: nn.Module, data: Data, batch_size: int = 4096, device: Any 
     model.eval()
     try:
         with _in_parts(model, batch_size):
-            return model(**_arguments(model, data, torch.device(device), arguments))
+            return model(**arguments_of(model, data, torch.device(device), arguments))
     finally:
         for m in training:
             m.training = True
 
 
-def _arguments(model: nn.Module, data: Data, device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(model: nn.Module, data: Data, device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
     """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
     signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
     if hasattr(signature, "param_dict"):

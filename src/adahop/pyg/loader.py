@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from adahop.pyg.hops import Hops, draw_hops, weigh
 from adahop.pyg.source import (
     by_kind,
     estimator_of,
+    history_of,
     hops_of,
     inputs,
     node_sampler,
@@ -88,6 +90,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         directed: bool = True,
         weight_attr: str | None = None,
         estimator: str | None = None,
+        history_dtype: torch.dtype | None = None,
+        history_dir: str | Path | None = None,
+        history_refresh: int | None = None,
         transform: Callable[[Data], Data] | None = None,
         transform_sampler_output: Callable[[SamplerOutput], SamplerOutput] | None = None,
         sampler: NeighborSampler | Iterable[int] | None = None,
@@ -107,6 +112,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
         self.estimator = estimator_of(estimator, method, weight_attr, own)
+        self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, self.batch_size)
         self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
         self.disjoint = flag(disjoint, "disjoint")
         self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint)

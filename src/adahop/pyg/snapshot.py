@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from adahop.pyg.readings import Reading
 from adahop.pyg.root import Root
 from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of
 
+log = logging.getLogger("adahop")
 EDGE = ("edge_weight", "edge_attr")
 
 
@@ -328,6 +331,7 @@ class Snapshots:
         self.updated_last: tuple[Tensor, int] | None = None
         self.fresh = False  # whether there was a pass since the last step
         self.warned = False
+        self.passed = 0.0  # seconds that the last pass of its own took
         self.waiting = False  # for the model's first step, which shows how it is called
         self._own = {_place(v): k for k, v in data.to_dict().items() if torch.is_tensor(v)}
         for layer in self.layers.values():
@@ -355,8 +359,11 @@ class Snapshots:
         self.waiting = root.form is None and self._unclear()
         if self.waiting:
             return
+        began = time.perf_counter()
         try:
             inference(self.model, self.data)
+            self.passed = time.perf_counter() - began
+            log.info("%s", self)
         except Exception as e:
             self.waiting = root.form is None
             if not self.waiting and not self.warned:
@@ -367,6 +374,25 @@ class Snapshots:
                     "estimator='plain'",
                     stacklevel=3,
                 )
+
+    def cost(self) -> dict[str, float]:
+        """Bytes, and milliseconds of a pass."""
+        tables = [t for forwards in self.kept.values() for r in forwards for t in (*r.passes, *r.updates)]
+        rows = [v for t in tables for a in t.node.values() for v in _pair(a) if v is not None and not self.own_name(v)]
+        more = [v for t in tables for v in (*t.edge.values(), t.total) if v is not None]
+        many = {v.data_ptr(): v.nbytes for v in (*rows, *more)}
+        return {"bytes": float(sum(many.values())), "pass_ms": 1e3 * self.passed}
+
+    def __str__(self) -> str:
+        return (
+            f"snapshot, a pass over the graph per epoch: {self.cost()['bytes'] / 2**20:.1f} MiB, the pass took "
+            f"{self.passed:.2f} s; estimator='history' needs none"
+        )
+
+    def before_batch(self, whole: batches.Whole) -> None:
+        """A batch is about to be handed out: the pass that waited for the model's first step is made."""
+        if self.waiting and Root.of(self.model).form is not None:
+            self.renew()
 
     def _unclear(self) -> bool:
         model = bare(self.model)

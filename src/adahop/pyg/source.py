@@ -7,6 +7,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,16 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NumNeighbors
 
-from adahop.checks import InputError, KindError, as_tensor, edge_weights, flag, node_ids, of_kind, one_of
+from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, flag, node_ids, of_kind, one_of
 from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
+from adahop.pyg.rows import row_dtype
 from adahop.samplers import NeighborSampler, Sampler
+from adahop.storage import storage_in
 
-ESTIMATORS = ("plain", "snapshot")
+ESTIMATORS = ("plain", "snapshot", "history")
 SUBGRAPHS = ("directional", "bidirectional", "induced")
 USERS = 1 << 32  # seeds of users are below, as numpy takes no others; torch's own first one is random and above
 
@@ -223,6 +226,25 @@ def subgraph_of(kind: object, disjoint: bool) -> str:
     if name == "induced" and disjoint:
         raise InputError("`disjoint` must be False for induced subgraphs, got True")
     return name
+
+
+def history_of(
+    estimator: str, dtype: torch.dtype | None, folder: str | Path | None, refresh: int | None, batch_size: int
+) -> dict[str, Any]:
+    """Options of the history: how rows are kept, where, and how many of the oldest are renewed per batch."""
+    given = {"history_dtype": dtype, "history_dir": folder, "history_refresh": refresh}
+    if estimator != "history":
+        for name in (name for name, value in given.items() if value is not None):
+            raise InputError(f"`{name}` must be left out unless estimator='history', got {given[name]!r}")
+        return {}
+    if folder is not None and not isinstance(folder, str | Path):
+        raise KindError(f"`history_dir` must be a folder, got {type(folder).__name__}")
+    many = batch_size if refresh is None else count(refresh, 0, "history_refresh")
+    return {
+        "dtype": row_dtype(torch.float32 if dtype is None else dtype),
+        "storage": storage_in(folder),
+        "refresh": many,
+    }
 
 
 def estimator_of(estimator: str | None, method: str, weight_attr: str | None, own: object) -> str:
