@@ -142,14 +142,14 @@ def test_right_on_average_whatever_is_remembered(kind, dtype):
     assert passes_of(loader)[0].rows
     kept = copy.deepcopy(state)
     with torch.no_grad():
-        for _ in range(225):
+        for _ in range(100):
             loader._snapshots.restore(kept)  # the same state, another draw
             outs += [model(b.x, b.edge_index) for b in loader]
             loader._snapshots._pending.clear()
     got = torch.stack(outs)
     plain = got.var(0).mean()
     assert plain > 1e-4  # noise was left to chance
-    assert bool(((got.mean(0) - exact).abs() <= 5 * got.std(0) / 15 + 1e-5).all())
+    assert bool(((got.mean(0) - exact).abs() <= 5 * got.std(0) / 10 + 1e-5).all())
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])

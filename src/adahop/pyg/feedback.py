@@ -15,7 +15,7 @@ from adahop.block import Block
 from adahop.checks import InputError
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Whole
-from adahop.pyg.history import Histories
+from adahop.pyg.history import LayerHistories
 from adahop.pyg.hops import Hops
 from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
@@ -32,8 +32,8 @@ class Learner:
     estimator = "plain"  # or "snapshot", "history"
     noise = 0.0  # share of the snapshot that is left out, see `Snapshots`
     _whole: Whole | None = None
-    _snapshots: Snapshots | Histories | None = None
-    _history: dict[str, Any] | None = None  # options of `Histories`
+    _snapshots: Snapshots | LayerHistories | None = None
+    _history: dict[str, Any] | None = None  # options of `LayerHistories`
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: weakref.ref[Any] | None = None  # the batch handed out last
     _model: nn.Module | None = None  # whose messages it learns from
@@ -90,14 +90,14 @@ class Learner:
                 self._snapshots.restore(self._found)
                 self._found = None
 
-    def _memory_of(self, model: nn.Module) -> Snapshots | Histories:
+    def _memory_of(self, model: nn.Module) -> Snapshots | LayerHistories:
         if self.estimator == "snapshot":
             return Snapshots(model, self.data, self.noise)
         more: dict[str, Any] = {
             "disjoint": getattr(self, "disjoint", False),
             "transform": getattr(self, "transform", None),
         }
-        return Histories(model, self.data, self.noise, **(self._history or {}), **more)
+        return LayerHistories(model, self.data, self.noise, **(self._history or {}), **more)
 
     def memory_cost(self) -> dict[str, float]:
         """What the estimator remembers, in bytes, and its milliseconds: of a pass, or per step."""

@@ -203,7 +203,9 @@ class AllNeighbours(Call):
 class Recalled:
     """The history of a layer in one forward on a batch."""
 
-    def __init__(self, memory: Histories, forward: ForwardHistory, full: AllNeighbours | None, missing: Tensor | None):
+    def __init__(
+        self, memory: LayerHistories, forward: ForwardHistory, full: AllNeighbours | None, missing: Tensor | None
+    ):
         self.memory, self.forward, self.full, self.missing = memory, forward, full, missing
         self.mode, self.trust = "plain", 0.0
         self.past: PassHistory | None = None
@@ -517,7 +519,7 @@ class _Own:
         return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
 
 
-class Histories:
+class LayerHistories:
     """Those of a model's layers, in place of `Snapshots`."""
 
     waiting = False

@@ -25,7 +25,7 @@ from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.readings import Copies, Reading, counts
 
 if TYPE_CHECKING:
-    from adahop.pyg.history import Histories
+    from adahop.pyg.history import LayerHistories
     from adahop.pyg.snapshot import Snapshots
 
 SUMS = ("whole", "drawn")
@@ -346,7 +346,7 @@ class Propagate:
     def _fresh(self) -> None:
         self.call: Call | None = None
         self._copies: Copies | None = None
-        self._memory: weakref.ref[Snapshots | Histories] | None = None
+        self._memory: weakref.ref[Snapshots | LayerHistories] | None = None
         self._before: dict[str, Any] = {}
         self.checked = False  # whether the size of its sums was looked at
         self.elsewhere = False  # whether it passed messages over other edges than those of the batch
@@ -367,7 +367,7 @@ class Propagate:
         return types.MethodType(type(self.conv).forward, self.conv)
 
     @property
-    def memory(self) -> Snapshots | Histories | None:
+    def memory(self) -> Snapshots | LayerHistories | None:
         return None if self._memory is None else self._memory()
 
     @property
