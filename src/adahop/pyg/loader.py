@@ -52,6 +52,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     in proportion to fixed weights.
     estimator="snapshot" (of method "adahop", once it learns) remembers each layer's output for all nodes from a pass
     over the data, made at an epoch's start unless the model was just evaluated, and draws what changed since.
+    estimator="history" needs no pass: it keeps the rows that layers were last sent, in `history_dtype` (torch.float32,
+    float16 or int8), in memory or in files of the folder `history_dir`; training batches renew theirs, and between two
+    batches the `history_refresh` (as many as a batch has seeds, by default) oldest are renewed.
 
     Differences to PyG: a node with no more neighbours than are to be drawn takes them all, also with `replace`;
     self-loops of the data are always taken and not counted; `replace=None` leaves it to the method; in `disjoint` trees
