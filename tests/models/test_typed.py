@@ -13,6 +13,7 @@ from adahop import models, ops
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.datasets.typed import make_typed
+from adahop.diagnostics.truth import Truth
 from adahop.features import Schema, TypedFeatures
 from adahop.graph import Graph
 from adahop.metrics import score
@@ -320,6 +321,14 @@ def test_features_must_fit_their_type():
         TypedFeatures({"paper": torch.ones(3, 2)}, COUNTS, RELATIONS)
     with pytest.raises(InputError, match="`conv` must be gcn with `bases`"):
         models.make("rgcn", Schema({"a": 1}, {"a": 1}, ()), 4, 2, conv="sage", bases=2)
+
+
+def test_the_variance_of_several_relations_is_not_measured_yet():
+    data = typed_data()
+    model = build("rgcn", data)
+    graph = data.graph.normalized(*model.graph)
+    with pytest.raises(InputError, match="`graph` must have one relation for its variance to be measured, got 8"):
+        Truth(model, graph, data.x, [0, 1])
 
 
 def test_macro_f1_is_the_mean_over_classes():

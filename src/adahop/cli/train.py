@@ -34,7 +34,7 @@ def option(help: str, *names: str, **more: Any) -> Any:
 def train(
     context: typer.Context,
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
+    model: Annotated[str, option("gcn, sage, gat or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
     method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "adahop",
     sizes: Annotated[str, option("Neighbours (or nodes) per layer, input layer first; -1 for all.")] = "10,10",

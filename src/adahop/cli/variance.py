@@ -18,6 +18,7 @@ from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.methods import METHODS
+from adahop.models import MODELS
 from adahop.records import Records
 from adahop.seams import NodeData
 from adahop.train import fit
@@ -28,7 +29,7 @@ FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "g
 
 def variance(
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
+    model: Annotated[str, option("gcn, sage, gat or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
     methods: Annotated[
         str, option("Separated by commas; with options, like graphsage:policy=tracked:estimator=exact+history.")
@@ -61,6 +62,8 @@ def variance(
     count(nodes, 1, "nodes")
     seeds = seed_range(seed, runs)
     records, data = None if out is None else Records(out), load(dataset)
+    if data.graph.types is not None or MODELS[model].typed:
+        raise InputError(f"`dataset` and `model` must have one relation for `variance`, got {dataset} and {model}")
     if records:
         records.fresh("variance.jsonl", "training.jsonl")
     rows: list[dict[str, Any]] = []

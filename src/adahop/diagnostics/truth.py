@@ -24,6 +24,9 @@ class Truth:
     """
 
     def __init__(self, model: GNN, graph: Graph, x: Tensor, nodes: Any):
+        if graph.types is not None and len(graph.relations) > 1:
+            many = len(graph.relations)
+            raise InputError(f"`graph` must have one relation for its variance to be measured, got {many} of them")
         nodes = node_ids(nodes, graph.num_nodes, "nodes").to(graph.device).unique()
         if nodes.numel() == 0:
             raise InputError("`nodes` must name at least one node, got none")
