@@ -8,9 +8,10 @@ the seeds the reading is right: for this very layer, its options and the argumen
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,11 @@ from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Found, Whole
 from adahop.pyg.readings import Reading
 
+if TYPE_CHECKING:
+    from adahop.pyg.wrap import Call, Propagate
+
 SEEDS, FAN = 4, 3
+WITHOUT_SCALE = {"degree", "scatter", "get_laplacian", "add_self_loops"}  # copies that know the whole graph alone
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-4}
 
 
@@ -67,16 +72,41 @@ def _try(conv: MessagePassing, names: set[str], words: dict[str, Any], found: Fo
         except Exception:  # this reading does not fit the layer
             continue
         reading = reading._replace(functions=reading.functions & asked, estimated=estimated)
-        if reading.factor == "one" and not reading.functions - {"degree", "get_laplacian", "add_self_loops"}:
+        if reading.factor == "one" and not reading.functions - WITHOUT_SCALE:
             continue  # nothing in it has the scale
         if error < CLOSE[dtype]:
-            return _traits(conv, reading, trial, dtype)
+            return _traits(conv, reading, trial, dtype)._replace(whole=_same_sums(conv, reading, trial, dtype))
         if estimated and error < 0.5 * plain and (best is None or error < best[0]):
             best = (error, reading)
     if best is not None:
         return _traits(conv, best[1], trial, dtype)
-    alone = _far(_out(_clone(conv, dtype)(**once.cut)), _out(_clone(conv, dtype)(**once.closed)))
-    return Reading(why=_why(conv), whole=alone < CLOSE[dtype])
+    alone = Reading(why=_why(conv))
+    return alone._replace(whole=_same_sums(conv, alone, once, dtype))
+
+
+def _same_sums(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.dtype) -> bool:
+    """Whether what is summed up for the seeds, before the layer goes on with it, is the same on the closed graph. It is
+    not where a layer divides its sums by what the batch shows: a snapshot of the whole graph's sums is then of no use.
+    """
+    here: list[Tensor] = []
+    closed: list[Tensor] = []
+
+    def heard(sums: list[Tensor], own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def aggregate(*args: Any, **kwargs: Any) -> Tensor:
+            out = own(*args, **kwargs)
+            sums.append(out.movedim(conv.node_dim, 0)[:SEEDS].flatten())
+            return out
+
+        return aggregate
+
+    whole = _clone(conv, dtype)
+    whole.__dict__["aggregate"] = heard(closed, types.MethodType(type(whole).aggregate, whole))
+    whole(**trial.closed)
+    layer, call = _call(_clone(conv, dtype), reading, trial)
+    vars(call)["aggregate"] = heard(here, call.aggregate)
+    with layer.within(call):
+        layer._forward(**trial.cut)
+    return len(here) == len(closed) and _far(here, closed) < CLOSE[dtype]
 
 
 def _traits(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.dtype) -> Reading:
@@ -141,16 +171,19 @@ def _why(conv: MessagePassing) -> str:
     return "its normaliser is its own; torch_geometric.utils.softmax, degree and gcn_norm would be understood"
 
 
-def _error(conv: MessagePassing, reading: Reading, trial: Trial, want: list[Tensor]) -> tuple[float, set[str], bool]:
-    from adahop.pyg.wrap import Propagate
+def _call(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Propagate, Call]:
+    """Of a layer on the part that is cut off."""
+    from adahop.pyg.wrap import Call, Propagate
 
     layer = Propagate(conv)
     layer.reading, layer.checked = reading, True
     conv.__dict__["forward"] = layer
     batches.register(trial.data, trial.found.batch)
-    from adahop.pyg.wrap import Call
+    return layer, Call(layer, reading, trial.found)
 
-    call = Call(layer, reading, trial.found)
+
+def _error(conv: MessagePassing, reading: Reading, trial: Trial, want: list[Tensor]) -> tuple[float, set[str], bool]:
+    layer, call = _call(conv, reading, trial)
     with layer.within(call):
         got = _out(layer._forward(**trial.cut))
     return _far(got, want), call.asked, call.estimated

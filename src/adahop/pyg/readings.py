@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch_geometric import utils
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import Aggregation, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from adahop.ops import segment_sum
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     functions: frozenset[str] = frozenset()
     factor: str = "none"
     why: str = ""  # of a layer that is left as it is
-    whole: bool = True  # whether, with every neighbour drawn, a batch gives the same as the whole graph
+    whole: bool = True  # whether, with every neighbour drawn, a batch sums up what the whole graph does
     estimated: bool = False  # whether degrees are estimated from the batch (learned edge weights)
     linear: bool = False  # whether messages are linear in what nodes pass to `propagate`
     parametric: bool = True  # whether messages depend on the layer's parameters
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     def __str__(self) -> str:
         if self.left_alone:
             return "left as it is"
-        degrees = sorted(self.functions & {"gcn_norm", "degree", "get_laplacian"})
+        degrees = sorted(self.functions & {"gcn_norm", "degree", "scatter", "get_laplacian"})
         name = "softmax" if "softmax" in self.functions else self.factor.replace("one", "sum")
         return f"{name}, whole-graph degrees" if degrees else name
 
@@ -114,14 +114,32 @@ def gcn_norm(
         assert aligned is not None
     else:
         total = inward + loops
-    root = total.rsqrt().masked_fill(total <= 0, 0.0)
     value = call.cast(aligned.take(call.scale), dtype if edge_weight is None else edge_weight.dtype)
     value = value if edge_weight is None else value * edge_weight
-    root = root.to(value.dtype)
+    root = total.to(torch.promote_types(total.dtype, value.dtype)).rsqrt().masked_fill(total <= 0, 0.0).to(value.dtype)
     call.targets = root.detach()
     out = root[edge_index[0]] * value * root[edge_index[1]]
     call.keep(out, edge_weight if name == call.LEARNED else None)
     return edge_index, out
+
+
+def scatter(
+    call: Call, src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum"
+) -> Tensor:
+    """A sum of edge weights per node, which is a degree: that of the whole graph. Other sums are what they are."""
+    flat = src.dim() == 1 and reduce in ("sum", "add") and src.numel() == index.numel()
+    row = call.row_of(index) if flat else None
+    aligned = call.aligned(call.edge_index) if row is not None and src.numel() == call.edge_index.shape[1] else None
+    own = utils.scatter(src, index, dim, dim_size, reduce)
+    if aligned is None or row is None or own.numel() > call.batch.n_id.numel():
+        return own
+    name = None if bool((src == 1).all()) else call.attribute(src)
+    if name == call.LEARNED and row == 0:
+        return own
+    inward, loops = (
+        call.degrees(name, src, aligned, call.edge_index, own.numel()) if row else call.sums(name, own.numel(), 0)
+    )
+    return (inward + loops).to(own.dtype)
 
 
 def get_laplacian(
@@ -176,6 +194,7 @@ def add_self_loops(
 OURS: dict[Any, Callable[..., Any]] = {
     utils.softmax: softmax,
     utils.degree: degree,
+    utils.scatter: scatter,
     pyg_gcn_norm: gcn_norm,
     utils.get_laplacian: get_laplacian,
     utils.add_self_loops: add_self_loops,
@@ -256,7 +275,7 @@ def _functions(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
     """A class's own functions, as an instance finds them; those of the bases of all layers are left out."""
     seen = set()
     for base in kind.__mro__:
-        if base in (MessagePassing, nn.Module, object):
+        if base in (MessagePassing, Aggregation, nn.Module, object):
             continue
         for name, value in vars(base).items():
             if isinstance(value, types.FunctionType) and name not in seen and name not in ("__init__", "propagate"):
