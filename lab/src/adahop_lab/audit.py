@@ -323,6 +323,9 @@ class Bias(NamedTuple):
     high: float
 
 
+NONE = Bias(0.0, 0.0, 0.0)  # not looked at
+
+
 class Result(NamedTuple):
     """Relative distances: with every neighbour from the reference, with three between means and the whole graph."""
 
@@ -333,9 +336,9 @@ class Result(NamedTuple):
     exact: float  # with every neighbour
     exact_snapshot: float  # the same with a snapshot that the parameters have left
     exact_pyg: float  # plain PyG with every neighbour, from the whole graph
-    bias: Bias
-    bias_snapshot: Bias
-    bias_pyg: Bias
+    bias: Bias = NONE
+    bias_snapshot: Bias = NONE
+    bias_pyg: Bias = NONE
 
     @property
     def breaches(self) -> list[str]:
@@ -355,8 +358,19 @@ class Result(NamedTuple):
         return not self.breaches
 
 
-@torch.no_grad()
 def audit(case: Case, batches: int = BATCHES) -> Result:
+    found = exactly(case)
+    with torch.no_grad():
+        model = _made(case)
+        _move(model)
+        whole = case.call(model, graph())[:SEEDS]
+        ours, remembered, theirs = (_bias(case, whole, batches, which) for which in ("plain", "snapshot", None))
+    return found._replace(bias=ours, bias_snapshot=remembered, bias_pyg=theirs)
+
+
+@torch.no_grad()
+def exactly(case: Case) -> Result:
+    """With every neighbour alone."""
     data, model = graph(), _made(case)
     _move(model)
     whole = case.call(model, data)[:SEEDS]
@@ -364,17 +378,18 @@ def audit(case: Case, batches: int = BATCHES) -> Result:
     scale_messages(model)
     batch = next(iter(_loader(data, case, -1)))
     ours, theirs = (case.call(m, batch)[:SEEDS] for m in (model, plain))
-    layers = [one for m in layers_of(model).values() if (one := scale_of(m)) is not None and one.reading is not None]
-    left = [one.elsewhere or one.reading.left_alone for one in layers]
-    said = sorted({"left as it is" if alone else str(one.reading) for one, alone in zip(layers, left, strict=True)})
-    if any(left) and not all(left):
-        exact = _layer_by_layer(case, data, model, plain)
-    else:
-        exact = _far(ours, theirs if all(left) else whole)
+    layers = [
+        (one, one.reading) for m in layers_of(model).values()
+        if (one := scale_of(m)) is not None and one.reading is not None
+    ]  # fmt: skip
+    left = [one.elsewhere or reading.left_alone for one, reading in layers]
+    said = {"left as it is" if alone else str(reading) for (_, reading), alone in zip(layers, left, strict=True)}
+    mixed = any(left) and not all(left)
+    reference = theirs if all(left) else whole
     return Result(
-        case.name, ", ".join(said), not all(left), any(one.reading.estimated for one in layers), exact,
-        _snapshot(case, data, theirs if all(left) else None if any(left) else whole), _far(theirs, whole),
-        _bias(case, whole, batches, "plain"), _bias(case, whole, batches, "snapshot"), _bias(case, whole, batches, None)
+        case.name, ", ".join(sorted(said)), not all(left), any(reading.estimated for _, reading in layers),
+        _layer_by_layer(case, data, model, plain) if mixed else _far(ours, reference),
+        _snapshot(case, data, None if mixed else reference), _far(theirs, whole),
     )  # fmt: skip
 
 
@@ -501,3 +516,80 @@ def bias(outs: Tensor, whole: Tensor, error: float) -> Bias:
 
 def _far(one: Tensor, two: Tensor) -> float:
     return float((one - two).norm() / two.norm())
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def table(results: list[Result]) -> str:
+    def number(v: float) -> str:
+        return "0" if v == 0 else f"{v:.0e}" if v < 1e-3 else f"{v:.2f}"
+
+    rows = []
+    for r in results:
+        name = f"`{r.name}`" if not r.name.startswith("own: ") else r.name
+        columns = (r.bias, r.bias_snapshot, r.bias_pyg)
+        biases = " | ".join(f"{b.value:.2f} ({b.low:.2f}–{b.high:.2f})" for b in columns)
+        exact = " | ".join(number(v) for v in (r.exact, r.exact_snapshot, r.exact_pyg))
+        rows.append(f"| {name} | {r.reading} | {exact} | {biases} |")
+    head = (
+        "| layer | what happens | all neighbours | with a snapshot | plain PyG | bias at k = 3 | with a snapshot | "
+        "plain PyG |\n|---|---|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) + "\n"
+
+
+PAGE = """# What happens to each PyG layer
+
+Written by `python -m adahop_lab.audit docs/pyg-layers.md {batches}`, which runs every layer of `torch_geometric.nn`
+that can be built from a number of channels, with and without edge weights and attributes, PyG's stacks of layers and a
+few layers as users write them, on batches of {seeds} seeds whose outermost nodes were not expanded. Distances are
+relative and at the seeds.
+
+- *all neighbours*: every neighbour is drawn. A layer that is scaled must equal itself on the whole graph to {close:g},
+  *with a snapshot* also after the parameters have moved since. *Plain PyG* does not where a layer normalises by the
+  degrees that a batch shows. A layer that is left as it is must equal the plain layer on the same batch; where a model
+  has both kinds, each layer is compared by itself.
+- *bias at k = 3*: of the mean over {batches} batches with three neighbours per node, from the whole graph, less what
+  chance adds. Ours are drawn as the sampler has learnt to from {lessons} batches before, plain PyG's uniformly. In
+  brackets, bounds that all hold together in {sure:.0%} of audits. The lower one of ours must not be above the upper
+  one of plain PyG's. What remains of bias in ours comes from functions that are not linear: an activation between two
+  layers, attention.
+- *left as it is*: the scale has no meaning for the layer (a maximum), or none that was found. Its hop is drawn
+  uniformly, and a warning names the layer and what would be understood.
+- `PDNConv` computes its edge weights: the whole graph's degrees are then not known, and are estimated by the drawn
+  edges of a node, and at the rim by its number of neighbours times the mean weight. It must be nearer to the whole
+  graph than half of plain PyG's distance.
+
+{share} of {many} are scaled. {kept}
+
+{table}
+Not tried: {others}.
+"""
+
+
+def page(results: list[Result], batches: int) -> str:
+    broken = [r for r in results if not r.holds]
+    kept = "All do what is promised." if not broken else "Promises not kept: " + "; ".join(
+        f"`{r.name}` ({', '.join(r.breaches)})" for r in broken) + "."  # fmt: skip
+    others = ", ".join(f"`{name}` ({why})" for name, why in NOT_TRIED.items())
+    return PAGE.format(
+        batches=batches, seeds=SEEDS, close=CLOSE, lessons=LESSONS, sure=1 - ERROR, many=len(results), kept=kept,
+        share=sum(r.scaled for r in results), table=table(results), others=others,
+    )  # fmt: skip
+
+
+def main(path: str, batches: int = BATCHES) -> int:
+    """Writes the page; 1 where a promise is not kept."""
+    results = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases():
+            results.append(audit(case, batches))
+            print(f"{case.name}: {', '.join(results[-1].breaches) or 'holds'}", file=sys.stderr, flush=True)
+    Path(path).write_text(page(results, batches))
+    return int(not all(r.holds for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:3])))

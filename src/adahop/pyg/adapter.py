@@ -48,6 +48,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         weight_attr: str | None = None,
         sampler: NeighborSampler | None = None,
         estimator: str | None = None,
+        noise: float = 0.0,
         history_dtype: torch.dtype | None = None,
         history_dir: str | Path | None = None,
         history_refresh: int | None = None,
@@ -60,6 +61,7 @@ class AdaptiveSampler(Learner, BaseSampler):
             self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, sampler, **rest
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler)
+        self.noise = noise
         self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, REFRESH)
         self.disjoint = flag(disjoint, "disjoint")
         self._kind = subgraph_of(subgraph_type, disjoint)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from adahop.block import Block
-from adahop.checks import InputError
+from adahop.checks import InputError, between
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Whole
 from adahop.pyg.history import LayerHistories
@@ -30,7 +30,7 @@ class Learner:
     sampler: NeighborSampler
     data: Data
     estimator = "plain"  # or "snapshot", "history"
-    noise = 0.0  # share of the snapshot that is left out, see `Snapshots`
+    _noise = 0.0
     _whole: Whole | None = None
     _snapshots: Snapshots | LayerHistories | None = None
     _history: dict[str, Any] | None = None  # options of `LayerHistories`
@@ -38,6 +38,19 @@ class Learner:
     _last: weakref.ref[Any] | None = None  # the batch handed out last
     _model: nn.Module | None = None  # whose messages it learns from
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
+
+    @property
+    def noise(self) -> float:
+        """Share of what is remembered that is left out, in [0, 1]; it may be set while training."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, share: float) -> None:
+        if between(share, 0.0, 1.0, "noise") and self.estimator == "plain":
+            raise InputError(f"`noise` must be 0 where nothing is remembered (estimator='plain'), got {share!r}")
+        self._noise = float(share)
+        if self._snapshots is not None:
+            self._snapshots.noise = self._noise
 
     @contextlib.contextmanager
     def feedback(self, model: nn.Module, batch: Data | None = None) -> Iterator[None]:

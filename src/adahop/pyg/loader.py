@@ -54,7 +54,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     over the data, made at an epoch's start unless the model was just evaluated, and draws what changed since.
     estimator="history" needs no pass: it keeps the rows that layers were last sent, in `history_dtype` (torch.float32,
     float16 or int8), in memory or in files of the folder `history_dir`; training batches renew theirs, and between two
-    batches the `history_refresh` (as many as a batch has seeds, by default) oldest are renewed.
+    batches the `history_refresh` (as many as a batch has seeds, by default) oldest are renewed. `noise` in [0, 1] is
+    the share of what is remembered that is left out.
 
     Differences to PyG: a node with no more neighbours than are to be drawn takes them all, also with `replace`;
     self-loops of the data are always taken and not counted; `replace=None` leaves it to the method; in `disjoint` trees
@@ -93,6 +94,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         directed: bool = True,
         weight_attr: str | None = None,
         estimator: str | None = None,
+        noise: float = 0.0,
         history_dtype: torch.dtype | None = None,
         history_dir: str | Path | None = None,
         history_refresh: int | None = None,
@@ -115,6 +117,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
         self.estimator = estimator_of(estimator, method, weight_attr, own)
+        self.noise = noise
         self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, self.batch_size)
         self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
         self.disjoint = flag(disjoint, "disjoint")

@@ -272,18 +272,20 @@ class Call:
 
     @torch.no_grad()
     def check_size(self, inputs: Tensor, out: Tensor, plain: Callable[[], Tensor]) -> None:
-        """Once per layer: say where a plain sum, right on average, is many times what a sample's sum was."""
+        """Once per model: say where a plain sum, right on average, is many times what a sample's sum was."""
         if self.layer.checked or self.reading.factor != "sum" or self.layer.sums != "whole":
             return
         self.layer.checked = True
         big, small = float(out.detach().norm()), float(plain().norm())
         one = float(square(inputs, self.layer.conv.node_dim).mean().sqrt()) if len(inputs) else 0.0
         rows = float(torch.unique(self.used[1]).numel()) ** 0.5  # type: ignore[index]
-        if big > 2.0 * small and big > 8.0 * one * rows and not self.reading.functions:
+        large = big > 2.0 * small and big > 8.0 * one * rows and not self.reading.functions
+        if large and not self.batch.kept.setdefault("large sums", False):
+            self.batch.kept["large sums"] = True
             warnings.warn(
-                f"{type(self.layer.conv).__name__} sums its neighbours: scaled, its sums are those of the whole graph, "
-                f"here {big / max(small, 1e-30):.1f} times those of the drawn neighbours alone, and as noisy; where "
-                "training then diverges, call scale_messages(model, sums='drawn') or use a mean",
+                f"{type(self.layer.conv).__name__} sums its neighbours: its sums are now those of the whole graph, "
+                f"{big / max(small, 1e-30):.1f} times those of the drawn ones; if training diverges, call "
+                "scale_messages(model, sums='drawn')",
                 stacklevel=2,
             )
 
