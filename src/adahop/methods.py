@@ -26,7 +26,7 @@ Build = Callable[..., Sampler]
 
 # how a model's weights a_ij come about: the graph's own; a softmax of s_i + t_j, one number per end and head; a softmax
 # of a score that needs both ends together; or unknown, as in a model that is not ours
-FIXED, ENDS, PAIRS, OTHER = "fixed", "ends", "pairs", "other"
+FIXED, ENDS, PAIRS, OTHER = "fixed", "ends", "pairs", "other"  # and "relations": a softmax per relation or over all
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,8 @@ class ExactAttention(OnGraph, Sum):
         def total(kernel: Tensor | None) -> Tensor:
             kernel, bias = whole.joined(kernel)
             out = sums if kernel is None else mapped(sums, kernel)
-            return out if bias is None else out + bias
+            met = (every.ptr.diff() > 0).view(-1, *[1] * (out.dim() - 1))  # with no neighbour, the weights sum to 0
+            return out if bias is None else out + met * bias
 
         conv.note(lambda: certain(block, torch.zeros(block.num_edges, coef.shape[1], device=coef.device), total))
         out = total(conv.kernel())

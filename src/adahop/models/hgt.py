@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +12,34 @@ from torch.nn.functional import gelu
 from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError, count
-from adahop.features import Schema, Values, gather
+from adahop.features import Schema, TypedFeatures, Values, gather
+from adahop.graph import Graph, OnGraph
 from adahop.messages import Messages, TypedMessages
 from adahop.models.base import State
-from adahop.models.typed import TypedGNN, own_maps, per_type, sliced
-from adahop.sum import PLAIN, Conv, Sum
+from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, rows_of, sliced
+from adahop.ops import segment_max, segment_sum
+from adahop.storage import Storage
+from adahop.sum import LEAST, PLAIN, Conv, Sum, Variate, dial
+
+
+class Said(NamedTuple):
+    """What the sources of a block bring to a sum with attention, relation by relation."""
+
+    block: Block
+    score: Tensor  # [M, heads], in the order of the block's edges
+    parts: list[tuple[Slice, Tensor]]  # with the messages W_r V_t h of the slice's sources, [sources, heads, width]
+
+    def sum(self, coef: Tensor) -> Tensor:
+        """sum of coef * message for every target: [targets, heads, width]."""
+        heads, width = self.score.shape[1], self.parts[0][1].shape[-1]
+        total = coef.new_zeros(self.block.num_dst, heads, width)
+        for part, said in self.parts:
+            total = total.index_add(0, part.places, gather(said, part.block, coef[part.edges]))
+        return total
+
+    def per_edge(self, coef: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(edges, coef * message of each) by relation."""
+        return [(p.edges, coef[p.edges].unsqueeze(-1) * said[p.block.src]) for p, said in self.parts]
 
 
 class HGTConv(Conv):
@@ -24,6 +48,8 @@ class HGTConv(Conv):
     From a sample, the normaliser is self-normalised (Hajek), over all relations together. The output passes a map of
     the target's type and is mixed with its own h by a learnt gate.
     """
+
+    attends = True
 
     def __init__(self, schema: Schema, width: int, heads: int):
         super().__init__()
@@ -38,14 +64,15 @@ class HGTConv(Conv):
         for w in (self.match, self.pass_on):
             nn.init.normal_(w, std=d**-0.5)
 
-    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
-        h, kinds = h.rows() if isinstance(h, Values) else h, self.schema.kind_of(block.targets)
-        assert own is not None
-        heads = (self.heads, self.width)
-        query = per_type(self.query, own, kinds).unflatten(1, heads)
-        of_source = self.schema.kind_of(block.n_id)
-        types = list(self.schema.counts)
-        places = {t: (of_source == i).nonzero().flatten() for i, t in enumerate(types)}
+    def asked(self, own: Tensor, block: Block) -> Tensor:
+        """[targets, heads, width]: Q_t h of the targets."""
+        return per_type(self.query, own, self.schema.kind_of(block.targets)).unflatten(1, (self.heads, self.width))
+
+    def said(self, h: Tensor, query: Tensor, block: Block) -> Said:
+        """What sources with such h say to the targets with such queries."""
+        heads, types = (self.heads, self.width), list(self.schema.counts)
+        kinds = self.schema.kind_of(block.n_id)
+        places = {t: (kinds == i).nonzero().flatten() for i, t in enumerate(types)}
         local = torch.zeros(block.num_src, dtype=torch.long, device=h.device)
         for t in types:
             local[places[t]] = torch.arange(places[t].numel(), device=h.device)
@@ -53,33 +80,125 @@ class HGTConv(Conv):
             {t: each(h[places[t]]).unflatten(1, heads) for t, each in zip(types, maps, strict=True)}
             for maps in (self.key, self.value)
         )
-        parts, scores = sliced(block, self.schema), []
-        for r, part in enumerate(parts):
-            k = torch.einsum("shd,hde->she", key[self.schema.relations[r][0]], self.match[r])
-            met = (k[local[part.block.src]] * query[part.places][part.block.dst]).sum(-1)
+        parts, scores = [], []
+        for r, part in enumerate(sliced(block, self.schema)):
+            source, dst = self.schema.relations[r][0], part.block.dst
+            part = part._replace(block=part.block._replace(edge_index=torch.stack([local[part.block.src], dst])))
+            k = torch.einsum("shd,hde->she", key[source], self.match[r])
+            met = (k[part.block.src] * query[part.places][dst]).sum(-1)
             scores.append(met * self.prior[r] * self.width**-0.5)
-        edges = torch.cat([part.edges for part in parts])
-        score = torch.cat(scores)[edges.argsort()]
-        coef = ops.softmax(score, block.dst, block.num_dst, block.scale)
-        total = h.new_zeros(block.num_dst, *heads)
-        noted: list[tuple[Tensor, Messages]] = []
-        for r, part in enumerate(parts):
-            said = Values(torch.einsum("shd,hde->she", value[self.schema.relations[r][0]], self.pass_on[r]))
-            mine = part.block._replace(edge_index=torch.stack([local[part.block.src], part.block.dst]))
-            total = total.index_add(0, part.places, gather(said.rows(), mine, coef[part.edges]))
-            if self.listeners:
-                noted.append((part.edges, Messages(mine, coef[part.edges].detach(), said)))
-        self.note(lambda: TypedMessages(block, noted))
+            parts.append((part, torch.einsum("shd,hde->she", value[source], self.pass_on[r])))
+        edges = torch.cat([part.edges for part, _ in parts])
+        return Said(block, torch.cat(scores)[edges.argsort()], parts)
+
+    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
+        values = h if isinstance(h, Values) else Values(h)
+        assert own is not None
+        total = how(self, values, own, block) if isinstance(how, OverRelations) else self.plain(values, own, block)
+        kinds = self.schema.kind_of(block.targets)
         new = per_type(self.out, gelu(total.flatten(1)), kinds)
         gate = torch.sigmoid(self.gate)[kinds].unsqueeze(1)
         return gate * new + (1 - gate) * own
+
+    def plain(self, values: Values, own: Tensor, block: Block) -> Tensor:
+        """The sum from the sample alone."""
+        said = self.said(values.rows(), self.asked(own, block), block)
+        coef = ops.softmax(said.score, block.dst, block.num_dst, block.scale)
+        noted = coef.detach()
+        self.note(
+            lambda: TypedMessages(
+                block, [(p.edges, Messages(p.block, noted[p.edges], Values(m))) for p, m in said.parts]
+            )
+        )
+        return said.sum(coef)
+
+
+class OverRelations(Sum):
+    """A sum with attention over all relations of a target."""
+
+    def forward(  # type: ignore[override]
+        self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+class ExactRelations(OnGraph, OverRelations):
+    """The first layer over all neighbours, from raw features and learnt rows as they are now: nothing is drawn."""
+
+    draws = shaped = False
+
+    def __init__(self, graph: Graph, x: TypedFeatures, encode: TypedEncoder):
+        super().__init__()
+        self.graph, self.x, self.encoders = graph, x, [encode]  # in a list: the model's own part, not this one's
+
+    def forward(  # type: ignore[override]
+        self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
+    ) -> Tensor:
+        assert own is not None
+        every = rows_of(self.graph, block.targets)
+        h = self.encoders[0](self.x.index_select(0, every.n_id), values.share)
+        said = conv.said(h, conv.asked(own, block), every)
+        conv.note(lambda: TypedMessages(block, []))
+        return said.sum(ops.softmax(said.score, every.dst, every.num_dst, every.scale))
+
+
+class RelationsVariate(OverRelations, Variate):
+    """A control variate: numerator and normaliser over all neighbours from H, corrected by the sample.
+
+    num = sum over all of w' m' + sum over S of scale (w m - w' m'), den likewise; the output is num / den, with
+    w = e^score and the message m from h, w' = (1 - noise) e^score and m' from H. Maps are today's, only H is old.
+    """
+
+    shaped = False
+    parted = False  # the sample's h is dropped, H is not; what dropout adds is the sample's
+
+    def forward(  # type: ignore[override]
+        self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
+    ) -> Tensor:
+        assert own is not None
+        self.settle()
+        query, every = conv.asked(own, block), rows_of(self.graph, block.targets)
+        new = conv.said(values.rows(), query, block)
+        gone = conv.said(self.history.pull(block.n_id), query, block)
+        whole = conv.said(self.history.pull(every.n_id), query, every)
+        n, scale = block.num_dst, block.scale.unsqueeze(1)
+        top = torch.maximum(
+            segment_max(whole.score.detach(), every.dst, n), segment_max(new.score.detach(), block.dst, n)
+        )
+        all_of = self.trust * (whole.score - top[every.dst]).exp()
+        now = scale * (new.score - top[block.dst]).exp()
+        then = self.trust * scale * (gone.score - top[block.dst]).exp()
+        base = segment_sum(all_of, every.dst, n)
+        den = torch.maximum(base + segment_sum(now - then, block.dst, n), LEAST * base).clamp(min=1e-30)
+        conv.note(lambda: self._messages(block, new, now / den[block.dst], gone, then / den[block.dst]))
+        if self.training and self.kind == "history":
+            self.waiting = block.n_id, values.rows().detach()
+        return (whole.sum(all_of) + new.sum(now) - gone.sum(then)) / den.unsqueeze(-1)
+
+    waiting: tuple[Tensor, Tensor] | None = None
+
+    def settle(self) -> None:
+        """Write what the last step saw: only now, as its backward pass still read the old rows."""
+        if self.waiting is not None:
+            self.history.push(*self.waiting)
+            self.waiting = None
+
+    @torch.no_grad()
+    def _messages(self, block: Block, new: Said, now: Tensor, gone: Said, then: Tensor) -> TypedMessages:
+        """What is left to chance: the change of every message."""
+        parts = []
+        for (edges, m), (_, old), (part, _) in zip(new.per_edge(now), gone.per_edge(then), new.parts, strict=True):
+            each = torch.arange(len(edges), device=m.device)
+            own = part.block._replace(edge_index=torch.stack([each, part.block.dst]))
+            parts.append((edges, Messages(own, torch.ones(len(edges), device=m.device), Values((m - old).flatten(1)))))
+        return TypedMessages(block, parts)
 
 
 class HGT(TypedGNN):
     """Heterogeneous graph transformer (Hu et al. 2020), any number of heads."""
 
-    weights = "pairs"
-    estimators = ("plain",)  # a softmax over all relations has no memory of its own yet
+    weights = "relations"
+    estimators = ("plain", "history", "snapshot", "exact", "exact+history", "exact+snapshot")
 
     def __init__(self, inputs: Schema, hidden: int, outputs: int, heads: int = 4, **options: Any):
         self.heads = count(heads, 1, "heads")
@@ -94,3 +213,21 @@ class HGT(TypedGNN):
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         return self.bend(out + state["z"]) if "z" in state else out
+
+    def build(
+        self,
+        estimator: str,
+        graph: Graph,
+        x: TypedFeatures,
+        dtype: torch.dtype,
+        noise: float | Sequence[float],
+        storage: Storage,
+    ) -> nn.ModuleDict:
+        parts, each = estimator.split("+"), dial(noise, len(self.widths))
+        memories: dict[str, Sum] = {}
+        if "exact" in parts:
+            memories["0"] = ExactRelations(graph, x, self.encode)
+        for layer, width in list(enumerate(self.widths))[len(memories) :]:
+            if parts[-1] in ("history", "snapshot"):
+                memories[str(layer)] = RelationsVariate(graph, width, parts[-1], dtype, each[layer], storage)
+        return nn.ModuleDict(memories).to(graph.device)

@@ -18,10 +18,10 @@ from adahop.models.base import GNN, Parts
 from adahop.models.gat import GATConv
 from adahop.models.gcn import GCNConv, SAGEConv
 from adahop.models.whole import Filled, in_pieces, node_chunks
-from adahop.ops import pointer, segment_of
+from adahop.ops import pointer, segment_of, spans
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import PLAIN, AttentionVariate, ControlVariate, Conv, ExactSum, Sum, Variate, dial
+from adahop.sum import PLAIN, AttentionVariate, ControlVariate, Conv, ExactAttention, ExactSum, Sum, Variate, dial
 
 
 class Slice(NamedTuple):
@@ -218,47 +218,6 @@ class Relations(Sum):
         return {**super()._remembered(), "noise": self.noise}
 
 
-def build_typed(
-    estimator: str,
-    graph: Graph,
-    x: TypedFeatures,
-    widths: Sequence[int],
-    attends: bool,
-    dtype: torch.dtype,
-    noise: float | Sequence[float],
-    storage: Storage,
-    drops: bool,
-) -> nn.ModuleDict:
-    """The memories of an estimator's name by layer, a part per relation.
-
-    The first layer is exact where every type has features; learnt rows change, so their sums are remembered instead.
-    """
-    parts, each, schema = estimator.split("+"), dial(noise, len(widths)), x.schema
-    memories: dict[str, Sum] = {}
-    views = [graph.of_relation(r) for r in range(len(schema.relations))]
-    if "exact" in parts and not attends and all(schema.widths[s] for s, _, _ in schema.relations):
-        found: list[Sum] = []
-        for view, (source, _, target) in zip(views, schema.relations, strict=True):
-            low, table = schema.starts[source], x.tables[source]
-            assert table is not None
-            exact = ExactSum(view.replace(indices=view.indices - low), table, storage, drops)
-            exact.start = schema.starts[target]
-            found.append(exact)
-        memories["0"] = Relations(found, 0.0, graph.device)
-    for layer, width in list(enumerate(widths))[len(memories) :]:
-        if parts[-1] in ("history", "snapshot"):
-            found = []
-            kind = AttentionVariate if attends else ControlVariate
-            for view, (_, _, target) in zip(views, schema.relations, strict=True):
-                form = kind(view, width, parts[-1], dtype, each[layer], storage, graph.num_nodes)
-                form.start = schema.starts[target]
-                if parts[-1] == "snapshot" and found:
-                    form.history = cast(Variate, found[0]).history  # all relations read the same H
-                found.append(form)
-            memories[str(layer)] = Relations(found, each[layer], graph.device)
-    return nn.ModuleDict(memories).to(graph.device)
-
-
 class TypedGNN(GNN):
     """What models over typed graphs share: an encoder per node type, and layers that see all relations.
 
@@ -294,14 +253,56 @@ class TypedGNN(GNN):
         if estimator != "plain":
             check_typed(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
-            attends = self.weights != "fixed"
-            self.memories = build_typed(
-                estimator, graph, x, self.widths, attends, dtype, noise, storage, self.dropout > 0
-            )
+            self.memories = self.build(estimator, graph, x, dtype, noise, storage)
         if any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
             self.inference(graph, x, renew="all", until=last)
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+
+    def build(
+        self,
+        estimator: str,
+        graph: Graph,
+        x: TypedFeatures,
+        dtype: torch.dtype,
+        noise: float | Sequence[float],
+        storage: Storage,
+    ) -> nn.ModuleDict:
+        """The memories of an estimator's name by layer, a part per relation.
+
+        The first layer is exact where every source has features; learnt rows change, so they are remembered instead.
+        """
+        parts, each, schema = estimator.split("+"), dial(noise, len(self.widths)), self.schema
+        views = [graph.of_relation(r) for r in range(len(schema.relations))]
+        memories: dict[str, Sum] = {}
+        if "exact" in parts and all(schema.widths[s] for s, _, _ in schema.relations):
+            memories["0"] = Relations(
+                [self.exact(view, x, r, storage) for r, view in enumerate(views)], 0.0, graph.device
+            )
+        for layer, width in list(enumerate(self.widths))[len(memories) :]:
+            if parts[-1] in ("history", "snapshot"):
+                found: list[Variate] = []
+                kind = ControlVariate if self.weights == "fixed" else AttentionVariate
+                for view, (_, _, target) in zip(views, schema.relations, strict=True):
+                    form = kind(view, width, parts[-1], dtype, each[layer], storage, graph.num_nodes)
+                    form.start = schema.starts[target]
+                    if parts[-1] == "snapshot" and found:
+                        form.history = found[0].history  # all relations read the same H
+                    found.append(form)
+                memories[str(layer)] = Relations(found, each[layer], graph.device)
+        return nn.ModuleDict(memories).to(graph.device)
+
+    def exact(self, view: Graph, x: TypedFeatures, relation: int, storage: Storage) -> Sum:
+        """A relation's sums over all neighbours, from the features of its source type."""
+        source, _, target = self.schema.relations[relation]
+        table = x.tables[source]
+        assert table is not None
+        own = view.replace(indices=view.indices - self.schema.starts[source])
+        made = (
+            ExactSum(own, table, storage, self.dropout > 0) if self.weights == "fixed" else ExactAttention(own, table)
+        )
+        made.start = self.schema.starts[target]
+        return made
 
     @torch.no_grad()
     @room_for("a pass over every node")
@@ -375,6 +376,22 @@ def typed_block(graph: Graph, a: int, b: int) -> Block:
     )  # fmt: skip
 
 
+def rows_of(graph: Graph, targets: Tensor) -> Block:
+    """All in-edges of some nodes, a row per relation and node, with the sources that occur."""
+    rows, t = graph.rows(targets), graph.types
+    assert t is not None and rows.target is not None
+    size = graph.last[rows.row] - graph.indptr[rows.row]
+    row, pos = spans(graph.indptr[rows.row], size)
+    n_id, src = graph.indices[pos].long().unique(return_inverse=True)
+    dst, one = rows.target[row], torch.ones(pos.numel(), device=pos.device)
+    weight = one if graph.weight is None else graph.weight[pos]
+    ptr = pointer(torch.bincount(dst, minlength=targets.numel()))
+    return Block(
+        n_id, targets.numel(), torch.stack([src, dst]), pos, weight, one, one, ptr, pos, 0, rows.row, pointer(size),
+        t.relation[rows.row], targets,
+    )  # fmt: skip
+
+
 class RGCN(TypedGNN):
     """Relational GCN (Schlichtkrull et al. 2018): own_t(h_i) + sum_r W_r mean of i's neighbours by r.
 
@@ -403,8 +420,8 @@ class RGAT(TypedGNN):
     """own_t(h_i) + sum_r of graph attention over i's neighbours by r, any number of heads."""
 
     activation = "elu"
-    weights = "pairs"
-    estimators = ("plain", "history", "snapshot")
+    weights = "relations"
+    estimators = ("plain", "history", "snapshot", "exact", "exact+history", "exact+snapshot")
 
     def __init__(
         self,
