@@ -48,6 +48,7 @@ NEVER = {
     "pyg": ("adahop.train", "adahop.cli", "adahop.datasets", "adahop.diagnostics"),
     "step": ("adahop.loader", "adahop.train", "adahop.cli", "adahop.diagnostics", "adahop.datasets", "numba", "triton"),
     "train": ("adahop.cli", "adahop.diagnostics", "numba", "triton"),
+    "race": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "run": ("adahop.train", "adahop.cli", "adahop.diagnostics", "numba", "triton"),
     "distributed": (*MODELS, *ABOVE),
     "mapped": (*SAMPLERS, *MODELS, *ABOVE),

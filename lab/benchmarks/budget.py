@@ -45,6 +45,7 @@ def run(graph: str, case: tuple, k: int, seed: int, folder: str) -> dict[str, An
     result = adahop.fit(
         data, method=method, method_options=options, estimator=estimator, sizes=(k, k), hidden=hidden, lr=lr,
         epochs=epochs, dropout=0.0, batch_size=256, seed=seed, model_options={"norm": norm},
+        noise=0.0,
     )  # fmt: skip
     model, fixed = result.model, twin(result.sampler, seed)
     nodes = probe_nodes(data, 256, seed)

@@ -31,7 +31,7 @@ from adahop.train import fit
 
 SPEC = "synthetic:6208,93000,16,8"  # 4,097 nodes to train on
 LARGE = "synthetic:300000,9000000,4,8"
-HOW = {"batch_size": 1024, "epochs": 12, "sizes": (10, 10), "hidden": 32, "lr": 0.01}
+HOW = {"batch_size": 1024, "epochs": 12, "sizes": (10, 10), "hidden": 32, "lr": 0.01, "noise": 0.0}
 
 
 def launch(ranks: int, *command: str) -> list[dict]:

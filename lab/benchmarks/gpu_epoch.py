@@ -197,7 +197,9 @@ def epoch_seconds(
     data: Any, captured: bool, profile: bool = False, warm: int = 2, timed: int = 5, **options: Any
 ) -> Any:
     """Median seconds of an epoch's steps, policy updates included."""
-    config = Config(**{"batch_size": 1024, "hidden": 256, "sizes": (10, 10), "dropout": 0.0, "device": DEV, **options})
+    config = Config(
+        **{"batch_size": 1024, "hidden": 256, "sizes": (10, 10), "dropout": 0.0, "device": DEV, "noise": 0.0, **options}
+    )
     with capture.products(config.tf32):
         torch.manual_seed(0)
         run = Run(data, config, 0)
@@ -323,7 +325,7 @@ def accuracy(folder: Path, device: str, seeds: int = 3, epochs: int = 6) -> dict
                 began = time.perf_counter()
                 scores = [
                     adahop.fit(data, method=method, model=model, sizes=(5, 5), epochs=epochs, seed=s, device=device,  # noqa: B023
-                               batch_size=512).test for s in range(seeds)]  # fmt: skip
+                               batch_size=512, noise=0.0).test for s in range(seeds)]  # fmt: skip
                 return {"test": scores, "mean": statistics.fmean(scores), "seconds": time.perf_counter() - began}
 
             name = f"{path.stem} {model} {method} {device}"

@@ -73,7 +73,7 @@ def run(task: Task, folder: str, device: str) -> dict[str, Any]:
     result = adahop.fit(
         data, method=method, estimator=estimator or None, sizes=(task.k, task.k), hidden=hidden, epochs=epochs,
         lr=task.lr, batch_size=256, dropout=task.dropout, weight_decay=task.decay, average=task.average,
-        seed=task.seed, device=device,
+        seed=task.seed, device=device, noise=0.0,
     )  # fmt: skip
     row = {**task._asdict(), "val": result.val, "epoch": result.best_epoch, "device": device}
     if task.seed < TRIAL:

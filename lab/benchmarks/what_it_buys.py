@@ -105,7 +105,7 @@ def run(task: Task, folder: str, device: str) -> dict[str, Any]:
     result = adahop.fit(
         data, model=model, method=method, method_options=options, estimator=estimator, sizes=(task.k, task.k),
         hidden=hidden, lr=lr, epochs=epochs, dropout=0.0, batch_size=256, seed=task.seed, probe=look, device=device,
-        model_options={"attention": form} if model == "gat" else {},
+        model_options={"attention": form} if model == "gat" else {}, noise=0.0,
     )  # fmt: skip
     return {
         **task._asdict(), "test": result.test, "val": result.val, "metric": data.metric, "hidden": hidden, "lr": lr,

@@ -11,7 +11,7 @@ from adahop import models
 from adahop.checks import InputError, between, count, of_kind, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.sizes import check_sizes
-from adahop.sum import ESTIMATORS, dial
+from adahop.sum import ESTIMATORS, controlled, dial
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Config:
     patience: int = 0
     prefetch: int = 0
     estimator: str | None = None  # None: the method's own
-    noise: float | tuple[float, ...] = 0.0  # of a control variate, in [0, 1]; one for all layers or one each
+    noise: float | tuple[float, ...] | str = "auto"  # of a control variate: in [0, 1], one for all layers or one each;
+    # "auto": chosen on validation during the run (see `adahop.race`), ignored where there is no control variate
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
     device: str = "cpu"
     state: str | None = None  # a folder: policy state and histories lie in files there instead of in memory
@@ -60,7 +61,9 @@ class Config:
             one_of(self.estimator, ESTIMATORS, "estimator")
         if isinstance(self.noise, list | tuple):
             object.__setattr__(self, "noise", tuple(self.noise))
-        dial(self.noise, len(self.sizes))
+        if isinstance(self.noise, str):
+            one_of(self.noise, ("auto",), "noise")
+        dial(self.dial, len(self.sizes))
         if self.cache is not None:
             between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:
@@ -84,6 +87,11 @@ class Config:
         if (self.estimator or method.estimator) not in models.MODELS[self.model].estimators:
             known = ", ".join(models.MODELS[self.model].estimators)
             raise InputError(f"`estimator` must be one of {known} for model {self.model}, got {self.estimator}")
+        if not controlled(self.estimator or method.estimator) and any(dial(self.dial, len(self.sizes))):
+            kind = self.estimator or method.estimator
+            raise InputError(
+                f"`noise` must be auto or 0 for estimator {kind}, which has no control variate, got {self.noise}"
+            )
         with torch.device("meta"):  # the model's own checks, without its memory
             models.make(
                 self.model, models.MODELS[self.model].smallest(), self.hidden, 1, layers=len(self.sizes),
@@ -104,6 +112,11 @@ class Config:
             raise InputError(f"`method` must be one of {kinds}, without `budget`, with `partition`, got {got}")
         if self.device != "cpu":
             raise InputError(f"`device` must be cpu with `partition`, got {self.device}")
+
+    @property
+    def dial(self) -> float | tuple[float, ...]:
+        """Where the dial of a control variate stands at first."""
+        return 0.0 if isinstance(self.noise, str) else self.noise
 
     def as_dict(self) -> dict[str, Any]:
         noise = list(self.noise) if isinstance(self.noise, tuple) else self.noise

@@ -21,6 +21,7 @@ from adahop.features import Features, Schema
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
+from adahop.race import Race, rounds
 from adahop.samplers import Sampler
 from adahop.samplers.loop import Padded
 from adahop.seams import NodeData
@@ -41,11 +42,13 @@ class Result:
     steps: int
     seconds: float
     history: list[dict[str, float]] = field(default_factory=list, repr=False)
+    noise: float | list[float] | None = None  # where the dial stood in the end; None: there was none
+    race: dict[str, Any] | None = field(default=None, repr=False)  # how noise="auto" chose: why, arms, evaluations
     model: models.GNN | None = field(default=None, repr=False)
     sampler: Sampler | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
-        kept = ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds")
+        kept = ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds", "noise", "race")
         return {k: v for k, v in asdict_shallow(self).items() if k in kept}
 
 
@@ -112,7 +115,7 @@ def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) 
     storage = storage_in(config.state)
     sampler = make_sampler(config.method, graph, config.sizes, seed, storage, **options).to(config.device)
     dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
-    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype, config.noise, storage)
+    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype, config.dial, storage)
     return model, sampler
 
 
@@ -151,6 +154,7 @@ class Run:
         nodes, lean = self.data.train_mask.nonzero().flatten(), rows is self.data
         self.loader = Loader(rows, self.sampler, nodes, config.batch_size, prefetch=config.prefetch, lean=lean)
         self.average = Average(self.model, config.average)
+        self.race = self._race()
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
@@ -158,9 +162,17 @@ class Run:
         self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds
         self.team.share(self)
 
+    def _race(self) -> Race | None:
+        """The race of noise="auto", where there is a dial and time for it."""
+        first, second = rounds(self.config.epochs, self.config.patience)
+        wanted = self.config.noise == "auto" and first and self.model.noise() is not None
+        return Race(first, second) if wanted else None
+
     def over(self) -> bool:
         """Whether nothing is left to do."""
         r, patience = self.result, self.config.patience
+        if self.race is not None and not self.race.over:
+            return False
         return r.epochs >= self.config.epochs or bool(patience and r.epochs and r.epochs - r.best_epoch >= patience)
 
     def clock(self, on: bool) -> None:
@@ -192,18 +204,27 @@ class Run:
         loss, seen = self.team.total(float(self.loss), self.seen)
         loss /= max(seen, 1)
         r.history.append({"epoch": r.epochs, "loss": loss, **scores, "seconds": self.trained})
+        if self.race is not None:
+            r.history[-1].update(noise=self.race.noise, evaluation=self.race.evaluations + 1)
         self.loss, self.seen = torch.zeros_like(self.loss), 0.0
         return r.history[-1]
 
     def identity(self) -> dict[str, Any]:
         """What a state belongs to: it fits no other run."""
         config = {k: list(v) if isinstance(v, tuple) else v for k, v in self.config.as_dict().items()}
-        if not self.config.noise:
-            del config["noise"]  # version 0.1 knew no dial, and its runs go on
         return {**config, "seed": self.result.seed, "data": content_hash(self.data)}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the rest of the run depends on, taken between two steps."""
+        return {
+            **self.line(),
+            "race": None if self.race is None else self.race.state_dict(),
+            "trained": self.trained,
+            "seconds": time.perf_counter() - self.start,
+        }
+
+    def line(self) -> dict[str, Any]:
+        """The same without what goes on whichever line of epochs is taken up: the clocks, and the race itself."""
         loader = self.loader.state_dict()  # first: it waits for draws that still move the sampler
         r = self.result
         return {
@@ -218,33 +239,48 @@ class Run:
             "result": {k: getattr(r, k) for k in ("test", "val", "best_epoch", "epochs", "steps", "history")},
             "loss": self.loss,
             "seen": self.seen,
-            "trained": self.trained,
-            "seconds": time.perf_counter() - self.start,
             "random": _random(self.config.device),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of a run with the same data, config and seed."""
+        self.take_up(state)
+        if self.race is not None:
+            self.race.load_state_dict(state["race"])
+        self.trained, self.start = state["trained"], time.perf_counter() - state["seconds"]
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        """Go on from a line's state; what a captured step reads and writes stays where it is."""
         self.sampler.load_state_dict(state["sampler"])
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
         for name, kept in state["memory"].items():
             cast(Sum, self.model.memories[name]).restore(kept)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._take_up_optimizer(state["optimizer"])
         self.average.load_state_dict(state["average"])
         if self.features is not None:
             self.features.square.copy_(state["norms"])
         self.best = state["best"]
         for name, value in state["result"].items():
-            setattr(self.result, name, value)
-        self.loss = self.loss + state["loss"].to(self.loss.device)
-        self.seen, self.trained = state["seen"], state["trained"]
-        self.start = time.perf_counter() - state["seconds"]
+            setattr(self.result, name, list(value) if name == "history" else value)
+        self.loss, self.seen = torch.zeros_like(self.loss) + state["loss"].to(self.loss.device), state["seen"]
         _set_random(state["random"], self.config.device)
+
+    def _take_up_optimizer(self, state: dict[str, Any]) -> None:
+        mine = self.optimizer.state_dict()["state"]
+        if not mine:  # before the first step
+            return self.optimizer.load_state_dict(state)
+        for key, moments in state["state"].items():
+            for name, value in moments.items():
+                mine[key][name].copy_(value)
 
     def finished(self) -> Result:
         """The result, its model as it was at its best."""
         self.result.seconds = time.perf_counter() - self.start
+        self.result.noise = self.model.noise()
+        if self.race is not None:
+            r = self.race
+            self.result.race = {"why": r.why, "arms": r.table, "evaluations": r.evaluations}
         if self.best is not None:
             self.model.load_state_dict(self.best)
         return self.result

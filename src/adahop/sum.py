@@ -118,6 +118,11 @@ class Sum(nn.Module):
         return block.targets - self.start if self.start else block.targets
 
     @property
+    def dial(self) -> Tensor | None:
+        """How much sampling noise is left in, where that can be set."""
+        return None
+
+    @property
     def written(self) -> History | None:
         """The history that steps write: several processes tell each other its rows. A snapshot is made by all."""
         return None
@@ -135,6 +140,7 @@ class Sum(nn.Module):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from a state; one of version 0.1, which knew no dial, leaves the dial as it is set."""
+        self.settle()
         mine = self._remembered()
         for name, value in state.items():
             mine[name].copy_(value)
@@ -399,6 +405,10 @@ class Variate(OnGraph, Sum):
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
 
     @property
+    def dial(self) -> Tensor:
+        return self.noise
+
+    @property
     def written(self) -> History | None:
         return self.history if self.kind == "history" else None
 
@@ -573,6 +583,11 @@ class AttentionScores(AttentionVariate):
 
 
 # --- by name ---------------------------------------------------------------------------------------------------------
+
+
+def controlled(estimator: str) -> bool:
+    """Whether an estimator's name has a control variate in it."""
+    return bool({"history", "snapshot", "scores"} & set(estimator.split("+")))
 
 
 def dial(noise: float | Sequence[float], layers: int) -> list[float]:

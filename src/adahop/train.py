@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adahop import models
 from adahop.capture import products, steps
@@ -17,6 +18,7 @@ from adahop.config import Config
 from adahop.distributed import Alone
 from adahop.graph import Graph
 from adahop.metrics import METRICS
+from adahop.race import GROUPS, group_of
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
 from adahop.seams import NodeData
@@ -28,12 +30,32 @@ def evaluate(
 ) -> dict[str, float]:
     """The metric on each split, from every neighbour: evaluation never samples and never updates a policy."""
     graph = data.graph.normalized(*model.graph) if graph is None else graph
-    team, metric = team or Alone(), metric or data.metric
-    parts = team.parts(graph)
-    rows = slice(None) if parts is None else slice(*parts.rows)
-    out, y = model.inference(graph, data.x, parts=parts), data.y[rows]
-    masks = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
-    return {name: team.score(metric, out[mask[rows]], y[mask[rows]]) for name, mask in masks.items()}
+    return Judged(model, data, graph, metric or data.metric, team or Alone()).scores()
+
+
+class Judged:
+    """A model's outputs from every neighbour, and their scores."""
+
+    def __init__(self, model: models.GNN, data: NodeData, graph: Graph, metric: str, team: Alone):
+        self.data, self.metric, self.team = data, metric, team
+        parts = team.parts(graph)
+        self.out = model.inference(graph, data.x, parts=parts)
+        self.rows = slice(0, graph.num_nodes) if parts is None else slice(*parts.rows)
+
+    def score(self, mask: Tensor) -> float:
+        mask = mask[self.rows]
+        return self.team.score(self.metric, self.out[mask], self.data.y[self.rows][mask])
+
+    def scores(self) -> dict[str, float]:
+        """On each split."""
+        masks = {"train": self.data.train_mask, "val": self.data.val_mask, "test": self.data.test_mask}
+        return {name: self.score(mask) for name, mask in masks.items()}
+
+    def without_groups(self) -> list[float]:
+        """On the validation nodes without each of `GROUPS` groups of them."""
+        mask = self.data.val_mask
+        group = group_of(torch.arange(len(mask), device=mask.device))
+        return [self.score(mask & (group != g)) for g in range(GROUPS)]
 
 
 def fit(
@@ -49,7 +71,9 @@ def fit(
 ) -> Result:
     """Train on the data's training nodes and keep what was best on validation.
 
-    Options are the fields of `Config`, and override those of `config`. The seed resets the model, its dropout and the
+    Options are the fields of `Config`, and override those of `config`. With noise="auto", the default, a run of ten
+    epochs or more also chooses how much sampling noise a control variate leaves in (see `adahop.race`): rows of epochs
+    say which `noise` they had, and `Result.race` why it was chosen. The seed resets the model, its dropout and the
     sampler: a run is the same alone or after others, and torch's own random state is left as it was. `probe` sees the
     step, the model and the sampler after every step, and must leave them as they are (see `diagnostics.Probe`).
     `checkpoint` is a folder, or `Checkpoints` with more to say: the run's state is kept there as it goes, and where one
@@ -90,7 +114,7 @@ class Kept:
         if state is not None and state["result"]["steps"] > least:
             state = checkpoints.until(least)
         if state is not None:
-            agree(self.identity, state.pop("identity"))
+            agree(self.identity, {"noise": 0.0, **state.pop("identity")})  # version 0.1 knew no dial
             run.load_state_dict(state)
         run.team.resumed(run)
 
@@ -124,7 +148,10 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
         while not run.over():
             _epoch(run, after)
             with run.average.worn(), room_for("evaluation with every neighbour"):
-                row = run.closed(evaluate(run.model, run.data, run.sampler.graph, team=run.team))
+                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
+                row = run.closed(judged.scores())
+            if run.race is not None:
+                run.race.judged(run, judged.without_groups)
             run.renew()
             on_epoch(row)
             if kept is not None:

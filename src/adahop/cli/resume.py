@@ -31,7 +31,7 @@ class Stopped:
             self.seeds = range(count(seeds[0], 0, "seeds"), seeds[-1] + 1)
             if not isinstance(self.dataset, str) or list(self.seeds) != seeds:
                 raise InputError(f"`seeds` must be counted up, got {seeds}")
-            self.config = Config(**said)
+            self.config = Config(**{"noise": 0.0, **said})  # version 0.1 knew no dial
         except InputError as e:
             raise InputError(f"in {self.folder / 'config.json'}, {e}") from None
         except (TypeError, KeyError, IndexError, AttributeError) as e:
@@ -98,12 +98,15 @@ def checkpoints(records: Records, seed: int, every: str, rank: int | None = None
     kept = Checkpoints(records.folder / CHECKPOINTS, every, name, lambda s: print(f"adahop: {s}", file=sys.stderr))
     state = kept.last()
     done = {"epochs": 0, "steps": 0} if state is None else state["result"]
+    seen = ((state or {}).get("race") or {}).get("evaluations", 0)
     if state is not None:
         print(f"seed {seed} continues after step {done['steps']}, epoch {done['epochs']}", file=sys.stderr)
 
     def stays(row: dict[str, Any]) -> bool:
         if row.get("seed") != seed:
             return True
+        if "evaluation" in row:
+            return row["evaluation"] <= seen
         return row["epoch"] <= done["epochs"] if "epoch" in row else row.get("step", 0) <= done["steps"]
 
     records.keep("metrics.jsonl", stays)

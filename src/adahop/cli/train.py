@@ -48,8 +48,12 @@ def train(
     prefetch: Annotated[int, option("Batches drawn ahead in a thread; feedback is that many batches late.")] = 0,
     estimator: Annotated[str | None, option(f"{', '.join(ESTIMATORS)}; default the method's own.")] = None,
     noise: Annotated[
-        str, option("Sampling noise that a control variate leaves in, 0 to 1; one number, or one per layer.")
-    ] = "0.0",
+        str,
+        option(
+            "Sampling noise that a control variate leaves in, 0 to 1, one number or one per layer; auto: chosen on "
+            "validation during the run."
+        ),
+    ] = "auto",
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
@@ -160,12 +164,14 @@ def training(data: NodeData) -> int:
     return getattr(data, "training", None) or int(data.train_mask.sum())
 
 
-def levels(text: str) -> float | tuple[float, ...]:
-    """'0.5' as 0.5, '0,0.5' as (0.0, 0.5)."""
+def levels(text: str) -> float | tuple[float, ...] | str:
+    """'0.5' as 0.5, '0,0.5' as (0.0, 0.5), 'auto' as it is."""
+    if text == "auto":
+        return text
     try:
         each = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"`noise` must be numbers in [0, 1] with commas between, got '{text}'") from None
+        raise InputError(f"`noise` must be auto, or numbers in [0, 1] with commas between, got '{text}'") from None
     return each[0] if len(each) == 1 else each
 
 
@@ -209,7 +215,9 @@ def run_one(
         if records:
             records.row("metrics.jsonl", {"seed": seed, **row})
         if progress.disable:
-            print(f"seed {seed} epoch {row['epoch']} loss {row['loss']:.4f} val {row['val']:.4f}", file=sys.stderr)
+            level = f" noise {row['noise']:g}" if "noise" in row else ""
+            said = f"seed {seed} epoch {row['epoch']}{level} loss {row['loss']:.4f} val {row['val']:.4f}"
+            print(said, file=sys.stderr)
 
     def tick(step: int) -> None:
         progress.update(task, completed=step)
@@ -226,6 +234,8 @@ def run_one(
     kept = None if records is None else checkpoints(records, seed, every, getattr(data, "rank", None))
     result = fit(data, config, seed=seed, on_epoch=note, on_step=tick, probe=probe, checkpoint=kept)
     progress.update(task, total=result.steps, completed=result.steps)
+    if result.race is not None:
+        progress.console.print(f"seed {seed} {result.race['why']}", highlight=False)
     assert result.model is not None
     if records:
         records.tensors(f"best-seed{seed}.pt", result.model.state_dict())
@@ -248,11 +258,11 @@ def summarise(dataset: str, metric: str, config: Config, results: list[Result]) 
 
 
 def show(console: Console, summary: dict[str, Any]) -> None:
-    table = Table("seed", f"test {summary['metric']}", "val", "best epoch", "steps", "seconds")
+    table = Table("seed", f"test {summary['metric']}", "val", "best epoch", "steps", "seconds", "noise")
     for r in summary["runs"]:
         table.add_row(
             str(r["seed"]), f"{r['test']:.4f}", f"{r['val']:.4f}", f"{r['best_epoch']} of {r['epochs']}",
-            str(r["steps"]), f"{r['seconds']:.1f}",
+            str(r["steps"]), f"{r['seconds']:.1f}", "–" if r.get("noise") is None else str(r["noise"]),
         )  # fmt: skip
     console.print(table)
     spread = f" ± {summary['test_std']:.4f}" if len(summary["runs"]) > 1 else ""

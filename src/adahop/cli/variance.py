@@ -54,7 +54,7 @@ def variance(
     """Measure E|estimate - truth|^2 of every layer's sum, relative to uniform draws and to the oracle."""
     common = {
         "model": model, "arch": arch, "hidden": hidden, "epochs": epochs, "lr": lr, "dropout": dropout,
-        "batch_size": count(batch_size, 1, "batch_size"), "device": device,
+        "batch_size": count(batch_size, 1, "batch_size"), "device": device, "noise": 0.0,
     }  # fmt: skip
     wide = numbers(sizes, "sizes")
     tries = [wide] if ks is None else [[k] * len(wide) for k in numbers(ks, "ks")]

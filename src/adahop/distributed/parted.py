@@ -195,7 +195,7 @@ class PartedTeam(Team):
     def share(self, run: Run) -> None:
         run.loader.lean = False  # rows of others are asked for once, not read where they lie
         run.loader.prefetch = 0  # a thread's calls to others would mix with the step's
-        self._reseed(run)
+        self.reseed(run)
 
     def least(self, step: int) -> int:
         return min(int(theirs[0]) for theirs in self.peers.gather([torch.tensor([step])]))

@@ -75,6 +75,9 @@ class Alone:
     def resumed(self, run: Run) -> None:
         """After all have loaded one checkpoint, or none."""
 
+    def reseed(self, run: Run) -> None:
+        """After the run has gone back to an earlier state of its own."""
+
     def parts(self, graph: Graph) -> Any:
         """Which rows of the whole graph this rank computes; None for all."""
         return None
@@ -112,7 +115,7 @@ class Team(Alone):
         own = list(sampler.parameters())
         if own:
             run.optimizer.register_step_pre_hook(lambda *_: self._average(own))
-        self._reseed(run)
+        self.reseed(run)
 
     def seeds(self, sampler: Sampler) -> Callable[[Iterator[Tensor]], Iterator[Tensor]]:
         """This rank's part of every batch: of its seeds, or of each `size` batches where a batch is a subgraph."""
@@ -170,9 +173,9 @@ class Team(Alone):
             raise InputError(f"every rank must find the same checkpoint, on a disk that all share, got steps {got}")
         if run.loader.prefetch:
             raise InputError(f"`prefetch` must be 0 for checkpoints of several processes, got {run.loader.prefetch}")
-        self._reseed(run)
+        self.reseed(run)
 
-    def _reseed(self, run: Run) -> None:
+    def reseed(self, run: Run) -> None:
         """Weights began alike; dropout is each rank's own."""
         torch.manual_seed(random.key(run.result.seed, run.result.steps, self.rank) & (2**63 - 1))
 

@@ -17,7 +17,7 @@ from adahop.graph import Graph
 from adahop.models.whole import Filled, check_whole, full_block, in_pieces, node_chunks
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build
+from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build, dial
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -179,6 +179,18 @@ class GNN(nn.Module):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
             self.inference(graph, x, renew="all", until=last)
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+
+    def set_noise(self, noise: float | Sequence[float]) -> None:
+        """Turn the dials of all control variates: one number for all layers, or one each."""
+        for layer, level in enumerate(dial(noise, len(self.convs))):
+            memory = self.memory(layer)
+            if memory is not None and memory.dial is not None:
+                memory.dial.fill_(level)
+
+    def noise(self) -> float | list[float] | None:
+        """Where the dials of the control variates stand: one number where all agree; None without any."""
+        found = [float(m.dial) for m in self.sums_kept() if m.dial is not None]
+        return found or None if len(set(found)) != 1 else found[0]
 
     def facts(self) -> dict[str, float]:
         """What a policy may have to know: `heads`, the scores that an end brings to an edge, and their `slope`."""

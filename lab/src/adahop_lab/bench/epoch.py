@@ -78,7 +78,7 @@ def _ours(text: str, data: Any, plan: Plan) -> list[Runner]:
     config = Config(
         method=name, sizes=tuple(plan.sizes), hidden=plan.hidden, batch_size=plan.batch_size, arch=plan.arch,
         dropout=0.0, prefetch=plan.prefetch, device=plan.device, method_options=options, model=plan.model,
-        half=plan.half,
+        half=plan.half, noise=0.0,
     )  # fmt: skip
     if plan.device.startswith("cuda"):
         return [gpu_epoch.ours(text, data, replace(config, capture=c), c) for c in (True, False)]

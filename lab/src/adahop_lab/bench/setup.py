@@ -52,7 +52,9 @@ def parts(
     data = adahop.load(text)
     found["load"] = time.perf_counter() - now
     fan_out = tuple(int(k) for k in sizes.split(","))
-    config = Config(method=method, sizes=fan_out, hidden=int(hidden), batch_size=int(batch_size), device=device)
+    config = Config(
+        method=method, sizes=fan_out, hidden=int(hidden), batch_size=int(batch_size), device=device, noise=0.0
+    )
     spent = {
         "normalise": _timed(graph.Graph, "normalized"),
         "sampler": _timed(run, "make_sampler"),

@@ -53,7 +53,7 @@ def compare(
     """Train with several methods and say which is best, and whether that is more than luck."""
     common = {
         "model": model, "arch": arch, "hidden": hidden, "epochs": epochs, "lr": lr, "weight_decay": weight_decay,
-        "dropout": dropout, "batch_size": batch_size, "patience": patience, "device": device,
+        "dropout": dropout, "batch_size": batch_size, "patience": patience, "device": device, "noise": 0.0,
     }  # fmt: skip
     seeds = seed_range(seed, runs)
     count(batch_size, 1, "batch_size")

@@ -51,7 +51,7 @@ class Cell:
         return self.row if self.k is None else self.row.removesuffix(f"-k{self.k}")
 
     def config(self, device: str = "cpu", **changes: Any) -> Config:
-        settings = {**self.settings, **changes}
+        settings = {"noise": 0.0, **self.settings, **changes}  # a cell has one dial: nothing is chosen while it runs
         return Config(**{**settings, "sizes": tuple(settings.get("sizes", (10, 10)))}, device=device)
 
     def why_not(self) -> str:
