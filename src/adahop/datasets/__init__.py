@@ -10,6 +10,7 @@ from adahop.datasets.base import FEATURES, Dataset, prepare
 from adahop.datasets.files import READERS, read
 from adahop.datasets.folder import is_folder, open_folder
 from adahop.datasets.made import digits, synthetic
+from adahop.datasets.planted import planted
 from adahop.datasets.public import SOURCES, TYPED
 from adahop.datasets.typed import TypedDataset, prepare_typed
 
@@ -31,6 +32,8 @@ DATASETS = {
 
 FORMS = {
     "synthetic:N,E,F,C": "N nodes, about E directed edges, F features, C planted classes; a fifth number is the seed",
+    "planted:N,E,F,C": "the same, but hard: labels show in the counts of neighbours' types; then signal=, fade=, own=, "
+    "shift=, strength=, train=, wrong=, seed=; the best possible score is known",
     "PATH.npz": "arrays indptr, indices, x, y, train_idx, val_idx, test_idx",
     "PATH.npz:SPLIT": "a typed graph: arrays edge__SRC__REL__DST, x__TYPE, y__TYPE, train_SPLIT, ...; counts in meta",
     "FOLDER": "written by `adahop convert --mmap`: mapped, for graphs beyond memory",
@@ -39,7 +42,7 @@ FORMS = {
 
 
 def load(name_or_path: str | Path, root: str | Path | None = None, features: str = "auto") -> Dataset | TypedDataset:
-    """A data set by name (see `DATASETS`), path, or `synthetic:N,E,F,C`.
+    """A data set by name (see `DATASETS`), path, `synthetic:N,E,F,C` or `planted:N,E,F,C`.
 
     Downloads go to `root`, by default the environment's ADAHOP_DATA or ~/.cache/adahop. `features` is what happens
     to x: "row" divides each row by its absolute sum; "standard" gives each column mean 0 and deviation 1 on the
@@ -66,6 +69,8 @@ def _find(name: str, root: str | Path | None) -> tuple[Dataset | TypedDataset, s
     """The data set with raw features, and its own way to prepare them."""
     if name.startswith("synthetic:"):
         return synthetic(name), "raw"
+    if name.startswith("planted:"):
+        return planted(name), "raw"
     path, parted, split = name.rpartition(".npz:")
     if parted:
         return read(Path(f"{path}.npz").expanduser(), split)

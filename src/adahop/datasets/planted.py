@@ -1,0 +1,158 @@
+"""`planted:`: a labelled graph of any size on which samplers differ, with the best possible score known.
+
+Every node has a type, which its features show through noise, and a label. Targets choose their neighbours' types by
+their label, so that a label can be read from the *counts* of types around a node: where labels move the counts a
+little, many neighbours must be averaged and sampling noise hurts; where few labels are known or some are wrong, a model
+learns them by heart and noise helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from adahop.checks import InputError
+from adahop.datasets.base import Dataset, make
+from adahop.datasets.made import _indptr, _split
+from adahop.graph import Graph
+
+CHUNK = 1 << 22  # edges drawn at once
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What may be said after N,E,F,C."""
+
+    signal: float = 0.2  # share of a node's neighbours that are of the type its label asks for; the others are any
+    fade: float = 0.0  # signal * (degree / mean degree)^-fade: 0.5 leaves as much to be read at a hub as elsewhere
+    own: float = 0.3  # share of nodes whose own type is that of their label; of the others it says nothing
+    shift: int = 0  # which type a label asks for: 0 its own (neighbours are alike), 1 the next (they are not)
+    strength: float = 2.0  # distance of two types' means, in deviations of the features' noise
+    train: float = 0.6  # share of nodes to train on; a tenth is for validation
+    wrong: float = 0.0  # share of training labels that are wrong
+    seed: int = 0
+
+
+def planted(spec: str) -> Dataset:
+    """`planted:N,E,F,C[,signal=…][,fade=…][,own=…][,shift=…][,strength=…][,train=…][,wrong=…][,seed=…]`.
+
+    Degrees have a power law, as in `synthetic:`. `bound` of the data set is the expected accuracy, over test nodes, of
+    the best rule that knows every node's type and how the graph was made; features show types through noise, so that
+    no model can be expected to score more.
+
+    >>> planted("planted:200,2000,8,3,signal=0.5").bound > 0.7
+    True
+    """
+    n, m, f, c, plan = _parse(spec)
+    rng = np.random.default_rng(plan.seed)
+    y = rng.permutation(np.arange(n) % c)
+    kind = np.where(rng.random(n) < plan.own, y, rng.integers(0, c, n))
+    weight = np.minimum(rng.pareto(1.2, n) + 1.0, 100.0)
+    indptr = _indptr(weight, n, m)
+    copies = np.rint(weight).astype(np.int64)
+    signal = _signal(indptr, plan)
+    asked = (y + plan.shift) % c
+    indices, counts = _sources(indptr, asked, kind, copies, signal, c, rng)
+    splits = _split(n, plan.train, 0.1, rng)
+    bound = _best(counts, kind, y, copies, signal, plan, c)[splits["test"]].mean()
+    x = rng.standard_normal((n, f), dtype=np.float32)
+    means = (rng.standard_normal((c, f)) * plan.strength / np.sqrt(2 * f)).astype(np.float32)
+    for at in range(0, n, 1 << 16):
+        x[at : at + (1 << 16)] += means[kind[at : at + (1 << 16)]]
+    known = y.copy()
+    learnt = splits["train"]
+    bad = learnt[rng.random(learnt.size) < plan.wrong]
+    known[bad] = (known[bad] + rng.integers(1, c, bad.size)) % c
+    places = torch.from_numpy(indptr)
+    graph = Graph(places, torch.from_numpy(indices), None, None, places[:-1].clone())
+    data = make(spec, graph, x, known, splits, classes=c, note=f"no model can be expected to score above {bound:.4f}")
+    data.bound = float(bound)
+    return data
+
+
+def _signal(indptr: np.ndarray, plan: Plan) -> np.ndarray:
+    degree = np.diff(indptr)
+    mean = max(indptr[-1] / degree.size, 1e-9)
+    return np.minimum(plan.signal * (np.maximum(degree, 1) / mean) ** -plan.fade, 0.95)
+
+
+def _sources(
+    indptr: np.ndarray, asked: np.ndarray, kind: np.ndarray, copies: np.ndarray, signal: np.ndarray, c: int,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """A source for each edge, and how many of each type a node has got.
+
+    With odds `signal` a draw is from the nodes of the type that is asked for, else from all; hubs are drawn more often,
+    `copies` times. A source drawn twice is redrawn among its type, so that counts of types are those of separate draws.
+    """
+    order = np.argsort(kind, kind="stable").astype(np.int32)
+    table = np.repeat(order, copies[order])
+    width = np.bincount(kind, weights=copies, minlength=c).astype(np.int64)
+    begin = np.cumsum(width) - width
+    size = np.bincount(kind, minlength=c)
+    first = np.cumsum(size) - size
+    out, counts = np.empty(indptr[-1], np.int32), np.empty((kind.size, c), np.int32)
+    cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], CHUNK))
+    for a, b in zip(cuts, [*cuts[1:], kind.size], strict=True):
+        row = np.repeat(np.arange(a, b), np.diff(indptr[a : b + 1]))
+        draw = rng.random(row.size)
+        inside = rng.random(row.size) < signal[row]
+        wanted = asked[row]
+        place = np.where(inside, begin[wanted] + draw * width[wanted], draw * table.size).astype(np.int64)
+        src = table[np.minimum(place, table.size - 1)].astype(np.int64)
+        src = np.sort((row << 32) + src) & 0xFFFFFFFF
+        again = np.flatnonzero(np.r_[False, src[1:] == src[:-1]] | (src == row))
+        of = kind[src[again]]
+        src[again] = order[first[of] + (rng.random(again.size) * size[of]).astype(np.int64)]
+        out[indptr[a] : indptr[b]] = src
+        counts[a:b] = np.bincount((row - a) * c + kind[src], minlength=(b - a) * c).reshape(b - a, c)
+    return out, counts
+
+
+def _best(
+    counts: np.ndarray, kind: np.ndarray, y: np.ndarray, copies: np.ndarray, signal: np.ndarray, plan: Plan, c: int
+) -> np.ndarray:
+    """Of every node the probability that the likeliest label, given all types and the graph, is right.
+
+    Edges into different nodes are drawn apart: given the types, a label shows in the node's own type and in the types
+    of its sources alone.
+    """
+    share = np.bincount(kind, weights=copies, minlength=c) / copies.sum()
+    share = np.maximum(np.roll(share, -plan.shift), 1e-12)  # of the type that each label asks for
+    out = np.empty(len(y))
+    for at in range(0, len(y), 1 << 16):
+        s = signal[at : at + (1 << 16), None]
+        asked = np.roll(counts[at : at + (1 << 16)], -plan.shift, axis=1)
+        log = asked * (np.log(s + (1 - s) * share) - np.log((1 - s) * share))
+        mine = np.full(log.shape, (1 - plan.own) / c)
+        mine[np.arange(len(mine)), kind[at : at + (1 << 16)]] += plan.own
+        log += np.log(np.maximum(mine, 1e-300))
+        odds = np.exp(log - log.max(1, keepdims=True))
+        out[at : at + (1 << 16)] = 1.0 / odds.sum(1)
+    return out
+
+
+def _parse(spec: str) -> tuple[int, int, int, int, Plan]:
+    words = spec.partition(":")[2].split(",")
+    known = {f.name: f.type for f in fields(Plan)}
+    try:
+        n, m, f, c = (int(word) for word in words[:4])
+        given = dict(word.split("=") for word in words[4:])
+        options = {k: (int if known[k] == "int" else float)(v) for k, v in given.items()}
+        plan = Plan(**options)  # type: ignore[arg-type]
+    except (ValueError, KeyError):
+        names = ", ".join(known)
+        raise InputError(f"`dataset` must be planted:N,E,F,C, then name=value of {names}, got '{spec}'") from None
+    if not (2 <= c <= n < 2**31 and f >= 1 and 1 <= m <= n * (n - 1)):
+        rule = "2 <= C <= N < 2^31, 1 <= F and 1 <= E <= N (N - 1)"
+        raise InputError(f"`dataset` planted:N,E,F,C must have {rule}, got '{spec}'")
+    allowed = {
+        "signal": (0, 0.95), "fade": (0, 2), "own": (0, 1), "shift": (0, c - 1), "strength": (0, 100),
+        "train": (0.001, 0.85), "wrong": (0, 1), "seed": (0, 2**63),
+    }  # fmt: skip
+    for name, (low, high) in allowed.items():
+        if not low <= getattr(plan, name) <= high:
+            raise InputError(f"`{name}` of planted: must be in [{low}, {high}], got {getattr(plan, name)}")
+    return n, m, f, c, plan
