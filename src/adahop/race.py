@@ -62,6 +62,7 @@ class Arm:
         return gap > error
 
     def row(self, base: Arm) -> dict[str, float]:
+        """Where it stands, and how far ahead of another."""
         gap, error = self.ahead_of(base)
         return {"noise": self.noise, "epochs": self.epochs, "val": self.val, "ahead": gap, "error": error}
 
@@ -112,7 +113,10 @@ class Race:
         if not last:
             self.turn += 1
             self._go_on(run)
-        elif self.stage == 1:
+            return
+        base = self.arms[self.running[0]]
+        self.table += [{"round": self.stage, **self.arms[i].row(base)} for i in self.running]
+        if self.stage == 1:
             self.fork = None
             self._enter(run, self._best_two())
         else:
@@ -120,6 +124,8 @@ class Race:
 
     def _enter(self, run: Run, arms: list[int]) -> None:
         self.stage, self.running, self.turn = self.stage + 1, arms, 0
+        for i in set(range(len(self.arms))) - set(arms):
+            self.arms[i].state = None
         self._go_on(run)
 
     def _go_on(self, run: Run) -> None:
@@ -144,8 +150,7 @@ class Race:
         one, other = (self.arms[i] for i in self.running)
         clear = other.beats(one) if one.noise == ARMS[0] else other.val > one.val
         chosen = self.running[int(clear)]
-        self.table = [arm.row(self.arms[0]) for arm in self.arms]
-        self.why = _sentence(self.arms[chosen], self.arms[0], self.arms[self.running[1]])
+        self.why = _sentence(one, other, clear)
         if not clear:
             self.turn = 0
             self._go_on(run)
@@ -165,12 +170,18 @@ class Race:
         self.fork = Arm(**state["fork"]) if state["fork"] else None
 
 
-def _sentence(chosen: Arm, first: Arm, other: Arm) -> str:
-    if chosen is first:
-        gap, error = other.ahead_of(first)
-        return f"noise {first.noise:g}: {other.noise:g} is ahead by {gap:+.4f}, no more than its error of {error:.4f}"
-    gap, error = chosen.ahead_of(first)
-    return f"noise {chosen.noise:g}: sampling regularises here, by {gap:+.4f} ± {error:.4f} on validation"
+def _sentence(one: Arm, other: Arm, clear: bool) -> str:
+    """The choice between the last two, the less noisy one first, and why."""
+    gap, error = other.ahead_of(one)
+    if clear and one.noise == ARMS[0]:
+        return f"noise {other.noise:g}: sampling regularises here, by {gap:+.4f} ± {error:.4f} on validation"
+    if one.noise != ARMS[0]:
+        return f"noise {(other if clear else one).noise:g}: sampling regularises here, noise {ARMS[0]:g} fell behind"
+    if gap > 0:
+        return (
+            f"noise {one.noise:g}: {other.noise:g} is ahead on validation by {gap:.4f}, within its error of {error:.4f}"
+        )
+    return f"noise {one.noise:g}: ahead of {other.noise:g} on validation by {-gap:.4f} ± {error:.4f}"
 
 
 def kept(run: Run) -> dict[str, Any]:
