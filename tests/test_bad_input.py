@@ -110,6 +110,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             "name": "gcn", "inputs": 4, "hidden": 4, "outputs": 2, "layers": 2, "arch": "plain", "dropout": 0.1,
             "activation": None, "norm": "row"}),
         "models.GAT": (lambda **k: models.GAT(4, 4, 2, **k), {"heads": 1, "score": "relu", "attention": "paper"}),
+        "models.GATv2": (lambda **k: models.GATv2(4, 4, 2, **k), {"heads": 1, "attention": "paper"}),
         "models.GeniePath": (lambda **k: models.GeniePath(4, 4, 2, **k), {"attention": "paper", "layers": 1}),
         "models.GNN.inference": (lambda **k: gcn().inference(**k), {"graph": whole, "x": data.x, "edges": 0}),
         "models.GNN.remember": (
@@ -178,7 +179,8 @@ def _policy(name: str, graph: Graph) -> Call:
 EXEMPT = {
     "METHODS", "Block", "InputError", "models", "pyg", "Graph", "pyg.inference", "pyg.CSVLog", "pyg.TensorBoardLog",
     "pyg.callback", "pyg.scale_messages", "pyg.scaled", "pyg.stats", "models.MODELS", "models.GCN", "models.SAGE",
-    "models.GNN", "models.Conv", "models.GCNConv", "models.SAGEConv", "models.GATConv", "models.BreadthConv",
+    "models.GNN", "models.Conv", "models.GCNConv", "models.SAGEConv", "models.GATConv", "models.GATv2Conv",
+    "models.BreadthConv",
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
     "Graph.num_edges", "Graph.num_nodes", "Graph.row", "Graph.rows", "Graph.num_rows", "Graph.num_sources",
     "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Loader.batch", "Loader.seeds", "Loader.seeds_of",

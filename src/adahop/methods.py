@@ -39,7 +39,7 @@ class Method:
     state: str
     build: Build
     options: dict[str, Any] = field(default_factory=dict)
-    models: tuple[str, ...] = ("gcn", "sage", "gat", "geniepath", "rgcn", "rgat", "hgt")
+    models: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "geniepath", "rgcn", "rgat", "hgt")
     why_not: str = ""  # one sentence for the models left out
     needs: tuple[str, ...] = ()  # options that come with the data: "features" is its x
     estimator: str = "plain"  # what the model remembers, see `adahop.sum`

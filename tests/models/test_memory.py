@@ -101,7 +101,7 @@ def test_full_sums_in_chunks():
         full_sums(g, X[:3])
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "geniepath"])
+@pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("arch", ["plain", "residual"])
 def test_an_exact_first_layer_and_all_above_is_exact(name, arch):
     torch.manual_seed(0)
@@ -274,7 +274,7 @@ def test_names_of_estimators():
     assert both["1"].history.value.shape == (60, 8) and both["1"].history.value.dtype == torch.float16
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "geniepath"])
+@pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("kind", ["history", "snapshot"])
 def test_models_with_a_fresh_memory_are_exact(name, kind):
     """Right after the pass that fills it, H is today's h: any draw gives the full result, in every layer."""
@@ -500,12 +500,13 @@ def test_dropout_of_an_exact_first_layer_is_that_of_all_inputs():
         ExactSum(g, X)(conv, Values(X, share=p), None, block)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gatv2"])
 @pytest.mark.parametrize("estimator", ["exact+history", "exact+snapshot", "history"])
 def test_dropout_over_all_neighbours_is_as_strong_with_a_memory_as_without(name, estimator):
     """The outputs' spread over 200 forward passes of one model, every neighbour taken: within 20 % of each other."""
     torch.manual_seed(0)
-    model = models.make(name, 6, 8, 3, dropout=0.2).train()
+    heads = {"heads": 2} if name.startswith("gat") else {}
+    model = models.make(name, 6, 8, 3, dropout=0.2, **heads).train()
     g = messy_graph().normalized(*model.graph)
 
     def spread():

@@ -18,7 +18,7 @@ from conftest import messy_graph
 KINDS = [
     ("gcn", {}), ("gcn", {"norm": "sym"}), ("sage", {}), ("gat", {}), ("gat", {"heads": 4, "score": "relu"}),
     ("gat", {"heads": 2, "attention": "paper"}), ("gat", {"attention": "softmax"}), ("geniepath", {}),
-    ("geniepath", {"attention": "paper"}),
+    ("geniepath", {"attention": "paper"}), ("gatv2", {}), ("gatv2", {"heads": 2}),
 ]  # fmt: skip
 WIDTH, HIDDEN, OUT = 7, 8, 3
 
@@ -134,6 +134,21 @@ def test_gat_against_pyg(heads):
                 theirs.copy_(mine[None])
             else:
                 mine.copy_((weight * theirs[0].unsqueeze(-1)).sum(1))
+    g = Graph.from_edge_index(edge_index, num_nodes=20)
+    assert torch.allclose(model.inference(g, features(20)), conv(features(20), edge_index), atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_gatv2_against_pyg(heads):
+    model = build("gatv2", {"heads": heads}, arch="plain", layers=1)
+    edge_index = torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0))
+    conv, ours = pyg.GATv2Conv(WIDTH, OUT, heads=heads, concat=False, add_self_loops=False), model.convs[0]
+    with torch.no_grad():
+        conv.lin_l.weight.copy_(ours.linear.weight)
+        conv.lin_l.bias.zero_()
+        conv.lin_r.load_state_dict(ours.dst.state_dict())
+        conv.att.copy_(ours.score[None])
+        conv.bias.copy_(ours.bias)
     g = Graph.from_edge_index(edge_index, num_nodes=20)
     assert torch.allclose(model.inference(g, features(20)), conv(features(20), edge_index), atol=1e-5)
 

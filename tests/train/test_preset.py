@@ -16,6 +16,7 @@ PARTS = {
     "sage": (Tracked, [ExactSum, ControlVariate]),
     "gat": (Attended, [ExactAttention, AttentionVariate]),
     "geniepath": (Tracked, []),
+    "gatv2": (Tracked, []),
 }
 
 

@@ -34,7 +34,7 @@ def option(help: str, *names: str, **more: Any) -> Any:
 def train(
     context: typer.Context,
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
+    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
     method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "adahop",
     sizes: Annotated[str, option("Neighbours (or nodes) per layer, input layer first; -1 for all.")] = "10,10",
@@ -57,12 +57,12 @@ def train(
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
-    heads: Annotated[int | None, option("Of a gat or rgat (default 1) or an hgt (default 4).")] = None,
+    heads: Annotated[int | None, option("Of a gat, gatv2 or rgat (default 1) or an hgt (default 4).")] = None,
     conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
     bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
     score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
     attention: Annotated[
-        str | None, option("Of a gat or geniepath: self-normalised (default), paper or softmax.")
+        str | None, option("Of a gat, gatv2 or geniepath: self-normalised (default), paper or softmax.")
     ] = None,
     options: Annotated[
         list[str] | None, option("An option of the method, like eta=0.2; any number.", "--option", metavar="NAME=VALUE")

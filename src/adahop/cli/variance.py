@@ -29,7 +29,7 @@ FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "g
 
 def variance(
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
+    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
     arch: Annotated[str, option("plain or residual.")] = "residual",
     methods: Annotated[
         str, option("Separated by commas; with options, like graphsage:policy=tracked:estimator=exact+history.")

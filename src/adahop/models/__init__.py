@@ -8,7 +8,7 @@ from typing import Any
 from adahop.checks import InputError, one_of, room_for
 from adahop.features import Schema
 from adahop.models.base import GNN
-from adahop.models.gat import GAT, GATConv
+from adahop.models.gat import GAT, GATConv, GATv2, GATv2Conv
 from adahop.models.gcn import GCN, SAGE, GCNConv, SAGEConv
 from adahop.models.geniepath import BreadthConv, GeniePath
 from adahop.models.hgt import HGT
@@ -19,6 +19,7 @@ MODELS: dict[str, type[GNN]] = {
     "gcn": GCN,
     "sage": SAGE,
     "gat": GAT,
+    "gatv2": GATv2,
     "geniepath": GeniePath,
     "rgcn": RGCN,
     "rgat": RGAT,
@@ -26,13 +27,13 @@ MODELS: dict[str, type[GNN]] = {
 }
 
 __all__ = [
-    "GAT", "GCN", "GNN", "HGT", "MODELS", "RGAT", "RGCN", "SAGE", "BreadthConv", "Conv", "GATConv", "GCNConv",
-    "GeniePath", "SAGEConv", "TypedGNN", "make",
+    "GAT", "GCN", "GNN", "HGT", "MODELS", "RGAT", "RGCN", "SAGE", "BreadthConv", "Conv", "GATConv", "GATv2",
+    "GATv2Conv", "GCNConv",     "GeniePath", "SAGEConv", "TypedGNN", "make",
 ]  # fmt: skip
 
 
 def make(name: str, inputs: int | Schema, hidden: int, outputs: int, **options: Any) -> GNN:
-    """A model by name: gcn, sage, gat or geniepath; over typed graphs rgcn, rgat or hgt, whose `inputs` is a Schema."""
+    """A model by name: gcn, sage, gat, gatv2 or geniepath; over typed graphs rgcn, rgat or hgt, whose `inputs` is a Schema."""
     kind = MODELS[one_of(name, MODELS, "model")]
     known = options_of(name)
     for option in options:

@@ -1,4 +1,4 @@
-"""GAT: attention over the neighbours, from scores that need only the two ends of an edge."""
+"""GAT and GATv2: attention over the neighbours, from scores of either end added up, or of both together."""
 
 from __future__ import annotations
 
@@ -96,3 +96,70 @@ class GAT(GNN):
 
     def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
         return GATConv(inputs, outputs, mean=last, **options)
+
+
+class GATv2Conv(Attention):
+    """sum a_ij W h_j, a = softmax_j of v . leaky_relu(U h_i + W h_j), one such per head.
+
+    Which neighbour scores highest may differ from target to target; in GAT it is the same for all.
+    """
+
+    slope = 0.2
+
+    def __init__(self, inputs: int, outputs: int, heads: int = 1, mean: bool = False, form: str = "self-normalised"):
+        super().__init__(form)
+        if not mean and outputs % heads:
+            raise InputError(f"`hidden` must be divisible by the {heads} heads, got {outputs}")
+        width = outputs if mean else outputs // heads
+        self.heads, self.width, self.mean, self.ends_width = heads, width, mean, heads * width
+        self.linear = nn.Linear(inputs, heads * width, bias=False)
+        self.dst = nn.Linear(inputs, heads * width)
+        self.score = nn.Parameter(torch.empty(heads, width))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        for weight in (self.linear.weight, self.dst.weight, self.score):
+            nn.init.xavier_uniform_(weight)
+
+    def kernel(self) -> Tensor:
+        return self.linear.weight.view(self.heads, self.width, -1)
+
+    def narrows(self) -> bool:
+        return True  # W h is at hand, as the scores are made of it
+
+    def target(self, own: Tensor) -> Tensor:
+        return self.dst(own)
+
+    def source(self, values: Values, block: Block | None = None) -> tuple[Tensor, bool]:
+        return values.mapped(self.kernel()).flatten(1), False
+
+    def scores(self, s: Tensor, t: Tensor) -> Tensor:
+        bent = leaky_relu(s + t, self.slope)
+        return (bent.view(len(bent), self.heads, self.width) * self.score).sum(-1)
+
+    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
+        return (total.mean(1) if self.mean else total.flatten(1)) + self.bias
+
+
+class GATv2(GNN):
+    """Graph attention network with dynamic scores (Brody et al. 2022); a last layer's heads are averaged."""
+
+    activation = "elu"
+    weights = "pairs"
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        layers: int = 2,
+        arch: str = "residual",
+        dropout: float = 0.0,
+        activation: str | None = None,
+        heads: int = 1,
+        attention: str = "self-normalised",
+    ):
+        options = {"heads": count(heads, 1, "heads"), "form": attention}
+        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, **options)
+        self.edge_width = hidden
+
+    def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
+        return GATv2Conv(inputs, outputs, mean=last, **options)
