@@ -118,6 +118,11 @@ class Config:
         """Where the dial of a control variate stands at first."""
         return 0.0 if isinstance(self.noise, str) else self.noise
 
+    @property
+    def preset(self) -> Method:
+        """The method as it is for the model."""
+        return METHODS[self.method].on(models.MODELS[self.model].weights)
+
     def as_dict(self) -> dict[str, Any]:
         noise = list(self.noise) if isinstance(self.noise, tuple) else self.noise
         return {**asdict(self), "sizes": list(self.sizes), "noise": noise}

@@ -48,8 +48,10 @@ class Result:
     sampler: Sampler | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
-        kept = ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds", "noise", "race")
-        return {k: v for k, v in asdict_shallow(self).items() if k in kept}
+        """What is written and printed: `noise` where there is a dial, `race` where it was chosen."""
+        kept = ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds")
+        chosen = {k: v for k, v in (("noise", self.noise), ("race", self.race)) if v is not None}
+        return {**{k: v for k, v in asdict_shallow(self).items() if k in kept}, **chosen}
 
 
 def asdict_shallow(result: Result) -> dict[str, Any]:

@@ -33,6 +33,10 @@ COMMANDS = {
         "Measure E|estimate - truth|^2 of every layer's sum, relative to uniform draws and to the oracle.",
         "adahop.cli.variance:variance",
     ),
+    "advise": Command(
+        "Look at a graph, race a few methods on its validation nodes, and recommend one command.",
+        "adahop.cli.advise:advise",
+    ),
     "list": Command("List the methods, models and data sets.", "adahop.cli.listing:listing"),
     "convert": Command(
         "Check the files of a graph and write them as one .npz for `--dataset`.", "adahop.cli.convert:convert"

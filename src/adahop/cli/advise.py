@@ -1,0 +1,86 @@
+"""`adahop advise`: what to train one's own graph with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from adahop.checks import count
+from adahop.cli.train import option
+from adahop.config import Config
+from adahop.datasets import load
+from adahop.diagnostics.advise import advise as measured
+
+
+def advise(
+    dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or planted:N,E,F,C.")] = "digits",
+    minutes: Annotated[float, option("How long it may take, about.")] = 5.0,
+    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath.")] = "gcn",
+    arch: Annotated[str, option("plain or residual.")] = "residual",
+    layers: Annotated[int, option("Layers of the model.")] = 2,
+    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
+    lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
+    dropout: Annotated[float, option("Fraction of inputs dropped in training.")] = 0.1,
+    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
+    seed: Annotated[int, option("Seed of every candidate.")] = 0,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")] = False,
+) -> None:
+    """Look at a graph, race a few methods on its validation nodes, and recommend one command."""
+    config = Config(
+        model=model, arch=arch, sizes=(2,) * count(layers, 1, "layers"), hidden=hidden, lr=lr, dropout=dropout,
+        batch_size=batch_size, device=device,
+    )  # fmt: skip
+    data = load(dataset)
+    console = Console(stderr=as_json)
+    found = measured(data, config, minutes, count(seed, 0, "seed"), lambda said: print(said, file=sys.stderr))
+    found = {"dataset": dataset, **found}
+    found["recommended"]["command"] = command(dataset, found["recommended"], config)
+    show(console, found)
+    if as_json:
+        print(json.dumps(found))
+
+
+def command(dataset: str, chosen: dict[str, Any], config: Config) -> str:
+    """`adahop train` with the settings that were raced; what is a default is left out."""
+    usual = Config()
+    words = ["adahop", "train", "--dataset", dataset, "--method", chosen["method"]]
+    words += ["--sizes", ",".join(map(str, chosen["sizes"]))]
+    if chosen["noise"] is not None:
+        words += ["--noise", str(chosen["noise"])]
+    for name in ("model", "arch", "hidden", "lr", "dropout", "batch_size", "device"):
+        if getattr(config, name) != getattr(usual, name):
+            words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    return shlex.join(words)
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    g = found["graph"]
+    degree = g["degree"]
+    alike = "unknown" if g["homophily"] is None else f"{g['homophily']:.2f} ({g['homophily_by_chance']:.2f} by chance)"
+    console.print(f"[bold]{escape(found['dataset'])}[/]: {g['nodes']:,} nodes, {g['edges']:,} edges")
+    console.print(
+        f"{g['training']:,} nodes to train on; degree {degree['mean']:.1f} on average, {degree['median']:.0f} in the "
+        f"middle, {degree['most']:,} at most; neighbours' labels alike {alike}; {g['features']['columns']} features, "
+        f"{g['features']['not zero']:.0%} not zero"
+    )
+    room = ", ".join(f"layer {i + 1} {share:.0%}" for i, share in enumerate(found["learning"]))
+    console.print(f"learned odds can take away of uniform draws' variance at most: {room}")
+    table = Table("method", "k", "noise", "ms a step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
+    for row in found["candidates"]:
+        table.add_row(
+            row["method"], str(row["k"]), "–" if row["noise"] is None else f"{row['noise']:g}", f"{row['step_ms']:.1f}",
+            f"{row['memory_mb']:.1f}", f"{row['variance']:.2g}", f"{row['val']:.4f}", str(row["epochs"]),
+            str(row["rounds"]),
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"[bold]{escape(found['recommended']['command'])}[/]", soft_wrap=True)
+    console.print(f"because: {escape(found['recommended']['why'])}")
+    console.print("not tried: " + "; ".join(map(escape, found["not_tried"])))

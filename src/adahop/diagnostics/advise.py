@@ -1,0 +1,283 @@
+"""advise: what to train one's own graph with, from a look at it and a race on validation within a given time.
+
+    look at the graph | time, memory and variance of every candidate | race: all, then three, then two | one command
+
+Candidates are fixed beforehand. A lane of the race is a run like any other; lanes get equal *seconds*, so that a method
+is judged by what it does on this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adahop.capture import products, steps
+from adahop.checks import between, room_for
+from adahop.config import Config
+from adahop.diagnostics.report import probe_nodes, variance
+from adahop.graph import Graph
+from adahop.models import GNN
+from adahop.race import Arm
+from adahop.run import Run
+from adahop.seams import NodeData
+from adahop.sum import controlled, full_sums
+from adahop.train import Judged
+
+CANDIDATES = (  # method, k, noise
+    ("adahop", 2, 0.0),
+    ("adahop", 2, 1.0),
+    ("adahop", 5, 0.0),
+    ("adahop", 10, 0.0),
+    ("graphsage", 5, 0.0),
+    ("graphsage", 10, 0.0),
+)
+LEFT = (3, 2)  # lanes in the second and in the third round
+FEW = 5  # steps that are timed
+NOT_TRIED = (
+    "other learning rates, widths, depths and dropout",
+    "the methods `adahop list` names besides " + " and ".join(dict.fromkeys(m for m, _, _ in CANDIDATES)),
+    "training on all neighbours at once",
+    "more than one seed",
+)
+
+
+# --- the graph -------------------------------------------------------------------------------------------------------
+
+
+def look(data: NodeData) -> dict[str, Any]:
+    """Degrees, how alike neighbours' labels are, and features, from training labels alone."""
+    degree = data.graph.degree().float()
+    marks = torch.quantile(degree[torch.randperm(len(degree))[: 1 << 20]] if len(degree) > 1 << 20 else degree,
+                           torch.tensor([0.5, 0.9]))  # fmt: skip
+    x = data.x[:: max(len(data.x) // 10_000, 1)]
+    same, chance = homophily(data)
+    return {
+        "nodes": data.graph.num_nodes,
+        "edges": data.graph.num_edges,
+        "training": int(data.train_mask.sum()),
+        "validation": int(data.val_mask.sum()),
+        "degree": {
+            "mean": float(degree.mean()), "median": float(marks[0]), "nine in ten below": float(marks[1]),
+            "most": int(degree.max()), "none": float((degree == 0).float().mean()),
+        },
+        "homophily": same,
+        "homophily_by_chance": chance,
+        "features": {"columns": data.x.shape[1], "not zero": float((x != 0).float().mean())},
+        "classes": data.classes,
+        "metric": data.metric,
+    }  # fmt: skip
+
+
+def homophily(data: NodeData) -> tuple[float | None, float | None]:
+    """The share of edges between training nodes whose labels agree, and what it would be by chance.
+
+    Of several labels per node, the mean overlap (common labels over those of either). None without such edges.
+    """
+    graph, known = data.graph, data.train_mask
+    pick = torch.arange(0, graph.num_edges, max(graph.num_edges // 1_000_000, 1), device=graph.device)
+    source = graph.indices[pick].long()
+    target = torch.searchsorted(graph.indptr, pick, right=True) - 1
+    both = known[source] & known[target]
+    if not bool(both.any()):
+        return None, None
+    source, target = source[both], target[both]
+    other = source[torch.randperm(len(source), generator=torch.Generator().manual_seed(0))]
+    return _alike(data.y[source], data.y[target]), _alike(data.y[other], data.y[target])
+
+
+def _alike(a: Tensor, b: Tensor) -> float:
+    if not a.is_floating_point():
+        return float((a == b).float().mean())
+    common, either = (a * b).sum(1), ((a + b) > 0).sum(1)
+    return float((common / either.clamp(min=1)).mean())
+
+
+def at_most(graph: Graph, h: Tensor) -> float:
+    """How much of uniform draws' variance the best odds could take away: 1 - sum (sum a|h|)^2 / sum n sum (a|h|)^2.
+
+    Draws with replacement, before what both lose by the square of the mean; the sums are over a node's n neighbours,
+    then over nodes. 0: all messages are equally large, and nothing can be learned.
+
+    >>> star = Graph.from_edge_index([[1, 2], [0, 0]])
+    >>> at_most(star, torch.tensor([[0.0], [1.0], [1.0]])), at_most(star, torch.tensor([[0.0], [0.0], [1.0]]))
+    (0.0, 0.5)
+    """
+    size = torch.linalg.vector_norm(h.float(), dim=1, keepdim=True)
+    best = full_sums(graph, size).double().square().sum()
+    even = (graph.degree().unsqueeze(1) * full_sums(graph, size, squared=True)).double().sum()
+    return float(1.0 - best / even) if float(even) > 0 else 0.0
+
+
+def room_of_learning(model: GNN, graph: Graph, x: Tensor) -> list[float]:
+    """`at_most` of every layer, with the messages that a model passes now."""
+    return [at_most(graph, model.inference(graph, x, until=layer)) for layer in range(len(model.convs))]
+
+
+# --- a lane ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lane:
+    """A candidate: its run, and what was measured of it."""
+
+    method: str
+    k: int
+    noise: float
+    run: Run
+    step_ms: float = 0.0
+    memory_mb: float = 0.0
+    relative: float = 0.0  # variance of the last layer's sum over its square
+    rounds: int = 0
+    seconds: float = 0.0
+    best: Arm = field(default_factory=lambda: Arm(0.0))
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "method": self.method, "k": self.k, "noise": self.noise if _dialled(self.run.config) else None,
+            "step_ms": self.step_ms, "memory_mb": self.memory_mb, "variance": self.relative, "val": self.run.result.val,
+            "epochs": self.run.result.epochs, "seconds": self.seconds, "rounds": self.rounds,
+        }  # fmt: skip
+
+    def measure(self) -> None:
+        """Time of a step, memory of what is kept, and the variance of what is estimated."""
+        run = self.run
+        self.memory_mb = sum(_bytes(m) for m in (run.sampler, run.model.memories)) / 2**20
+        assert run.steps is not None
+        taken: list[float] = []
+        began = time.perf_counter()
+        for loss, batch in run.steps:
+            run.moved(loss, batch.stands_for)
+            run.steps.finish()
+            taken.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            if len(taken) > FEW:
+                break
+        self.step_ms = 1e3 * sorted(taken)[len(taken) // 2]
+        rows = variance(run.model, run.sampler, run.data, nodes=probe_nodes(run.data, 128), repeats=4, against=(),
+                        gradient=False)  # fmt: skip
+        self.relative = rows[-1]["relative"]
+
+    def go(self, seconds: float) -> None:
+        """Train and evaluate for about so long, an epoch at least where it fits in twice the time."""
+        run, began = self.run, time.perf_counter()
+        assert run.steps is not None
+        self.rounds += 1
+        while True:
+            at = time.perf_counter()
+            for loss, batch in run.steps:
+                run.moved(loss, batch.stands_for)
+                if time.perf_counter() - began > 2 * seconds:
+                    break
+            with run.average.worn():
+                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
+                run.closed(judged.scores())
+            if run.result.best_epoch == run.result.epochs:
+                self.best = Arm(self.noise, run.result.val, run.result.epochs, judged.without_groups())
+            run.renew()
+            now = time.perf_counter()
+            if now - began + (now - at) / 2 > seconds:
+                break
+        self.seconds += time.perf_counter() - began
+
+
+def _dialled(config: Config) -> bool:
+    return controlled(config.estimator or config.preset.estimator)
+
+
+def _bytes(part: nn.Module) -> int:
+    return sum(b.numel() * b.element_size() for b in part.buffers())
+
+
+# --- the advice ------------------------------------------------------------------------------------------------------
+
+
+def advise(
+    data: NodeData, config: Config, minutes: float = 5.0, seed: int = 0, say: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Measure and race the candidates for about `minutes`, with the model, width, rate and so on of `config`.
+
+    Returns the graph's facts, `learning` (per layer, what learned odds can take away of uniform draws' variance at
+    most), a row per candidate, `recommended` (settings, why) and `not_tried`.
+
+    >>> import adahop
+    >>> found = advise(adahop.load("digits"), Config(hidden=8), minutes=0.01)
+    >>> found["recommended"]["method"] in ("adahop", "graphsage"), len(found["learning"])
+    (True, 2)
+    """
+    say = say or (lambda sentence: None)
+    until = time.perf_counter() + 60 * between(minutes, 1e-3, 1e5, "minutes")
+    facts = look(data)
+    cuda = config.device.startswith("cuda")
+    devices = [torch.cuda.current_device()] if cuda else []
+    with torch.random.fork_rng(devices=devices), products(cuda and config.tf32), room_for("a candidate of the race"):
+        lanes = [_lane(data, config, seed, *candidate) for candidate in CANDIDATES]
+        try:
+            for lane in lanes:
+                lane.measure()
+                cost = f"{lane.step_ms:.1f} ms a step, {lane.memory_mb:.1f} MB kept"
+                say(f"{_name(lane)}: {cost}, variance {lane.relative:.2g}")
+            _race(lanes, until, say)
+            first, *others = sorted(lanes, key=lambda lane: (-lane.rounds, -lane.run.result.val))
+            learning = room_of_learning(first.run.model, first.run.sampler.graph, first.run.data.x)
+        finally:
+            for lane in lanes:
+                lane.run.steps = None
+    return {
+        "graph": facts,
+        "learning": learning,
+        "candidates": [lane.row() for lane in [first, *others]],
+        "recommended": _settings(first, lanes, config) | {"why": _why(first, others[0], others, learning)},
+        "not_tried": list(NOT_TRIED),
+    }
+
+
+def _lane(data: NodeData, config: Config, seed: int, method: str, k: int, noise: float) -> Lane:
+    torch.manual_seed(seed)
+    own = replace(config, method=method, sizes=(k,) * len(config.sizes), noise=0.0)
+    own = replace(own, noise=noise) if noise and _dialled(own) else own
+    run = Run(data, own, seed)
+    run.steps = steps(run)
+    run.renew()
+    return Lane(method, k, noise, run)
+
+
+def _race(lanes: list[Lane], until: float, say: Callable[[str], None]) -> None:
+    """A third of what is left to all of them, half of the rest to the best, the rest to the last."""
+    running = list(lanes)
+    for at, many in enumerate((len(lanes), *LEFT)):
+        running = sorted(running, key=lambda lane: -lane.run.result.val)[:many]
+        share = max(until - time.perf_counter(), 0.0) / (len(LEFT) + 1 - at) / many
+        for lane in running:
+            lane.go(share)
+        best = max(running, key=lambda lane: lane.run.result.val)
+        say(f"round {at + 1}: {_name(best)} leads {many} with validation {best.run.result.val:.4f}")
+
+
+def _name(lane: Lane) -> str:
+    dial = f", noise {lane.noise:g}" if _dialled(lane.run.config) else ""
+    return f"{lane.method}, k = {lane.k}{dial}"
+
+
+def _settings(first: Lane, lanes: list[Lane], config: Config) -> dict[str, Any]:
+    """What to train with; the dial is left to the run where the race has not tried others with this method and k."""
+    tried = {lane.noise for lane in lanes if (lane.method, lane.k) == (first.method, first.k)}
+    fixed = len(tried) > 1
+    noise = (first.noise if fixed else "auto") if _dialled(first.run.config) else None
+    return {"method": first.method, "sizes": [first.k] * len(config.sizes), "noise": noise}
+
+
+def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float]) -> str:
+    gap, error = first.best.ahead_of(second.best) if first.best.groups and second.best.groups else (0.0, 0.0)
+    clear = "clearly" if gap > error else "within the error"
+    lead = f"validation {first.run.result.val:.4f}, ahead of {_name(second)} by {gap:.4f} ± {error:.4f} ({clear})"
+    slowest = max(lane.step_ms for lane in [first, *others])
+    room = ", ".join(f"{share:.0%}" for share in learning)
+    return (
+        f"{lead}; a step takes {first.step_ms:.1f} ms where the slowest candidate takes {slowest:.1f}; learned odds "
+        f"can take away at most {room} of uniform draws' variance, by layer"
+    )
