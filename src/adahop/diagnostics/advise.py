@@ -38,6 +38,7 @@ CANDIDATES = (  # method, k, noise
 )
 LEFT = (3, 2)  # lanes in the second and in the third round
 FEW = 5  # steps that are timed
+ENOUGH = 10  # epochs of the winner, below which the race says that it was short
 NOT_TRIED = (
     "other learning rates, widths, depths and dropout",
     "the methods `adahop list` names besides " + " and ".join(dict.fromkeys(m for m, _, _ in CANDIDATES)),
@@ -203,11 +204,6 @@ def advise(
 
     Returns the graph's facts, `learning` (per layer, what learned odds can take away of uniform draws' variance at
     most), a row per candidate, `recommended` (settings, why) and `not_tried`.
-
-    >>> import adahop
-    >>> found = advise(adahop.load("digits"), Config(hidden=8), minutes=0.01)
-    >>> found["recommended"]["method"] in ("adahop", "graphsage"), len(found["learning"])
-    (True, 2)
     """
     say = say or (lambda sentence: None)
     until = time.perf_counter() + 60 * between(minutes, 1e-3, 1e5, "minutes")
@@ -274,7 +270,12 @@ def _settings(first: Lane, lanes: list[Lane], config: Config) -> dict[str, Any]:
 def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float]) -> str:
     gap, error = first.best.ahead_of(second.best) if first.best.groups and second.best.groups else (0.0, 0.0)
     clear = "clearly" if gap > error else "within the error"
-    lead = f"validation {first.run.result.val:.4f}, ahead of {_name(second)} by {gap:.4f} ± {error:.4f} ({clear})"
+    epochs = first.run.result.epochs
+    short = ", too few to be sure: more minutes would say more" if epochs < ENOUGH else ""
+    lead = (
+        f"validation {first.run.result.val:.4f} after {epochs} epochs{short}; ahead of {_name(second)} by {gap:.4f} ± "
+        f"{error:.4f} ({clear})"
+    )
     slowest = max(lane.step_ms for lane in [first, *others])
     room = ", ".join(f"{share:.0%}" for share in learning)
     return (

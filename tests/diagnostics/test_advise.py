@@ -1,0 +1,78 @@
+"""advise: what it says of a graph, and that what it recommends can be run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import adahop
+from adahop.cli.advise import command
+from adahop.config import Config
+from adahop.diagnostics import advise as advice
+from adahop.graph import Graph
+from conftest import messy_graph
+
+
+def test_what_learning_can_take_away():
+    """By hand on a weighted graph: the sums over neighbours written out."""
+    g = messy_graph().normalized("row")
+    h = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).exp()
+    best = even = 0.0
+    for i in range(60):
+        part = slice(int(g.indptr[i]), int(g.indptr[i + 1]))
+        size = g.weight[part].double() * h[g.indices[part].long()].double().norm(dim=1)
+        best += float(size.sum() ** 2)
+        even += len(size) * float(size.square().sum())
+    assert advice.at_most(g, h) == pytest.approx(1 - best / even, rel=1e-4)
+    assert advice.at_most(Graph.from_edge_index(torch.empty(2, 0), num_nodes=3), torch.ones(3, 2)) == 0.0
+
+
+def test_homophily_of_training_labels():
+    data = adahop.load("planted:600,12000,4,3,signal=0.6,own=1")
+    same, chance = advice.homophily(data)
+    dst = torch.repeat_interleave(torch.arange(600), data.graph.indptr.diff())
+    both = data.train_mask[dst] & data.train_mask[data.graph.indices.long()]
+    want = (data.y[dst] == data.y[data.graph.indices.long()])[both].float().mean()
+    assert same == pytest.approx(float(want)) and same > 0.65
+    assert chance == pytest.approx(1 / 3, abs=0.05)
+    data.train_mask[:] = False
+    assert advice.homophily(data) == (None, None)
+
+
+def test_several_labels_overlap():
+    a, b = torch.tensor([[1.0, 1, 0], [0, 0, 1]]), torch.tensor([[1.0, 0, 0], [0, 0, 1]])
+    assert advice._alike(a, b) == pytest.approx((0.5 + 1.0) / 2)
+
+
+def test_it_recommends_one_of_its_candidates(monkeypatch):
+    monkeypatch.setattr(advice, "CANDIDATES", advice.CANDIDATES[1::4])  # one of each method: this is about the form
+    said = []
+    data = adahop.load("planted:300,3000,4,2")
+    found = json.loads(json.dumps(advice.advise(data, Config(hidden=8, lr=0.02), 0.002, say=said.append)))
+    assert {(c["method"], c["k"]) for c in found["candidates"]} == {("adahop", 2), ("graphsage", 10)}
+    assert all(c["epochs"] >= 1 and c["step_ms"] > 0 and 0 < c["val"] <= 1 for c in found["candidates"])
+    assert len(found["learning"]) == 2 and all(0 <= share < 1 for share in found["learning"])
+    assert found["not_tried"] and "too few to be sure" in found["recommended"]["why"] and len(said) == 5
+    chosen = found["recommended"]
+    words = shlex.split(command("my graph.npz", chosen, Config(hidden=8, lr=0.02)))
+    flags = dict(zip(words[2::2], words[3::2], strict=True))
+    assert words[:2] == ["adahop", "train"] and flags["--dataset"] == "my graph.npz" and flags["--lr"] == "0.02"
+    assert flags["--method"] == chosen["method"] and "--batch-size" not in flags
+
+
+def test_the_dial_is_left_open_where_it_was_not_tried():
+    config = Config()
+    lanes = [_lane(config, "adahop", 2, 0.0), _lane(config, "adahop", 2, 1.0), _lane(config, "adahop", 5, 0.0)]
+    assert advice._settings(lanes[0], lanes, config)["noise"] == 0.0
+    assert advice._settings(lanes[1], lanes, config)["noise"] == 1.0
+    assert advice._settings(lanes[2], lanes, config)["noise"] == "auto"
+    uniform = _lane(Config(method="graphsage"), "graphsage", 5, 0.0)
+    assert advice._settings(uniform, [*lanes, uniform], config)["noise"] is None
+
+
+def _lane(config, method, k, noise):
+    return advice.Lane(method, k, noise, SimpleNamespace(config=config))
