@@ -40,7 +40,7 @@ class Judged:
         self.data, self.metric, self.team = data, metric, team
         parts = team.parts(graph)
         self.out = model.inference(graph, data.x, parts=parts)
-        self.rows = slice(0, graph.num_nodes) if parts is None else slice(*parts.rows)
+        self.rows = slice(None) if parts is None else slice(*parts.rows)
 
     def score(self, mask: Tensor) -> float:
         mask = mask[self.rows]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop.capture import products, steps
-from adahop.checks import between, room_for
+from adahop.checks import InputError, between, room_for
 from adahop.config import Config
 from adahop.diagnostics.report import probe_nodes, variance
 from adahop.graph import Graph
@@ -207,6 +207,8 @@ def advise(
     """
     say = say or (lambda sentence: None)
     until = time.perf_counter() + 60 * between(minutes, 1e-3, 1e5, "minutes")
+    if not isinstance(data.x, Tensor):
+        raise InputError("`dataset` must be a graph of one relation to get advice, got a typed one")
     facts = look(data)
     cuda = config.device.startswith("cuda")
     devices = [torch.cuda.current_device()] if cuda else []

@@ -28,12 +28,12 @@ MODELS: dict[str, type[GNN]] = {
 
 __all__ = [
     "GAT", "GCN", "GNN", "HGT", "MODELS", "RGAT", "RGCN", "SAGE", "BreadthConv", "Conv", "GATConv", "GATv2",
-    "GATv2Conv", "GCNConv",     "GeniePath", "SAGEConv", "TypedGNN", "make",
+    "GATv2Conv", "GCNConv", "GeniePath", "SAGEConv", "TypedGNN", "make",
 ]  # fmt: skip
 
 
 def make(name: str, inputs: int | Schema, hidden: int, outputs: int, **options: Any) -> GNN:
-    """A model by name: gcn, sage, gat, gatv2 or geniepath; over typed graphs rgcn, rgat or hgt, whose `inputs` is a Schema."""
+    """A model by name: gcn, sage, gat, gatv2, geniepath; for typed graphs rgcn, rgat, hgt (`inputs` is a Schema)."""
     kind = MODELS[one_of(name, MODELS, "model")]
     known = options_of(name)
     for option in options:

@@ -200,6 +200,10 @@ class Relations(Sum):
         self.parted = any(p.parted for p in parts)
         self.register_buffer("noise", torch.tensor(noise, device=device), persistent=False)
 
+    @property
+    def dial(self) -> Tensor | None:
+        return self.noise if self.parted else None
+
     def of(self, relation: int) -> Sum:
         part = cast(Sum, self.parts[relation])
         if isinstance(part, Variate):
