@@ -8,7 +8,7 @@ import torch
 
 import adahop
 from adahop.checks import InputError
-from adahop.datasets.planted import Plan, _best, _signal, _sources, planted
+from adahop.datasets.planted import Planting, _best, _signal, _sources, planted
 
 SPEC = "planted:2000,30000,8,4"
 
@@ -25,7 +25,7 @@ def test_it_is_what_was_asked_for():
 
 
 def made(n=3000, m=60000, c=4, **options):
-    plan, rng = Plan(**options), np.random.default_rng(1)
+    plan, rng = Planting(**options), np.random.default_rng(1)
     y = rng.integers(0, c, n)
     kind = np.where(rng.random(n) < plan.own, y, rng.integers(0, c, n))
     copies = rng.integers(1, 5, n)

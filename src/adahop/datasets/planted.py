@@ -22,7 +22,7 @@ CHUNK = 1 << 22  # edges drawn at once
 
 
 @dataclass(frozen=True)
-class Plan:
+class Planting:
     """What may be said after N,E,F,C."""
 
     signal: float = 0.2  # share of a node's neighbours that are of the type its label asks for; the others are any
@@ -72,7 +72,7 @@ def planted(spec: str) -> Dataset:
     return data
 
 
-def _signal(indptr: np.ndarray, plan: Plan) -> np.ndarray:
+def _signal(indptr: np.ndarray, plan: Planting) -> np.ndarray:
     degree = np.diff(indptr)
     mean = max(indptr[-1] / degree.size, 1e-9)
     return np.minimum(plan.signal * (np.maximum(degree, 1) / mean) ** -plan.fade, 0.95)
@@ -112,7 +112,7 @@ def _sources(
 
 
 def _best(
-    counts: np.ndarray, kind: np.ndarray, y: np.ndarray, copies: np.ndarray, signal: np.ndarray, plan: Plan, c: int
+    counts: np.ndarray, kind: np.ndarray, y: np.ndarray, copies: np.ndarray, signal: np.ndarray, plan: Planting, c: int
 ) -> np.ndarray:
     """Of every node the probability that the likeliest label, given all types and the graph, is right.
 
@@ -134,14 +134,14 @@ def _best(
     return out
 
 
-def _parse(spec: str) -> tuple[int, int, int, int, Plan]:
+def _parse(spec: str) -> tuple[int, int, int, int, Planting]:
     words = spec.partition(":")[2].split(",")
-    known = {f.name: f.type for f in fields(Plan)}
+    known = {f.name: f.type for f in fields(Planting)}
     try:
         n, m, f, c = (int(word) for word in words[:4])
         given = dict(word.split("=") for word in words[4:])
         options = {k: (int if known[k] == "int" else float)(v) for k, v in given.items()}
-        plan = Plan(**options)  # type: ignore[arg-type]
+        plan = Planting(**options)  # type: ignore[arg-type]
     except (ValueError, KeyError):
         names = ", ".join(known)
         raise InputError(f"`dataset` must be planted:N,E,F,C, then name=value of {names}, got '{spec}'") from None
