@@ -101,7 +101,7 @@ def test_full_sums_in_chunks():
         full_sums(g, X[:3])
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gatv2", "geniepath"])
 @pytest.mark.parametrize("arch", ["plain", "residual"])
 def test_an_exact_first_layer_and_all_above_is_exact(name, arch):
     torch.manual_seed(0)
@@ -274,7 +274,7 @@ def test_names_of_estimators():
     assert both["1"].history.value.shape == (60, 8) and both["1"].history.value.dtype == torch.float16
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gatv2", "geniepath"])
 @pytest.mark.parametrize("kind", ["history", "snapshot"])
 def test_models_with_a_fresh_memory_are_exact(name, kind):
     """Right after the pass that fills it, H is today's h: any draw gives the full result, in every layer."""
