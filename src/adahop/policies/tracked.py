@@ -82,9 +82,9 @@ class Tracked(Policy):
         state = self.square[layer], self.visits[layer], self.level[layer : layer + 1]
         rule = TrackRule(self.memory, LEVEL, MOST)
         ends, energy = self._ends(block, energy)
-        if ops.track(ends, sight(block), energy, block.weight, state, rule, self.scratch):
+        seen = sight(block)
+        if ops.track(ends, seen, energy, block.weight, state, rule, self.scratch):
             self.copied.learned(layer, block.num_edges, self.square[layer])
-            seen = sight(block)
             self.prefix.visited(layer, seen.row, seen.ptr, self._squares(layer))
 
     def _ends(self, block: Block, energy: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:

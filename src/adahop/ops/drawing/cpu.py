@@ -12,7 +12,7 @@ from adahop.ops.buffers import empty
 from adahop.ops.drawing import cpu_hop, cpu_labor, cpu_prefix, cpu_reject, cpu_scan, cpu_tree
 from adahop.ops.drawing.reference import SURE
 from adahop.ops.numbering import cpu as numbering
-from adahop.ops.threads import over
+from adahop.ops.threads import get_threads, over
 from adahop.ops.types import (
     DRAWS,
     NO_PLACES,
@@ -142,17 +142,16 @@ def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
 
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) -> tuple[Tensor, Tensor]:
-    rows, ks = torch.empty_like(row), torch.empty_like(row)
-    given = (t.numpy() for t in (row, ptr, edges.begin, edges.first, edges.last))
-    many = cpu_prefix.visit(*given, often, prefix.upto.numpy(), rows.numpy(), ks.numpy())
-    return rows[:many], ks[:many]
+    rows, ks = empty((len(row),), np.int64), empty((len(row),), np.int64)
+    many = cpu_prefix.visit(row.numpy(), ptr.numpy(), *edges.arrays[:3], often, prefix.upto.numpy(), rows, ks)
+    return torch.from_numpy(rows[:many]), torch.from_numpy(ks[:many])
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
-    work = np.concatenate([[0], np.cumsum((edges.last[rows] - edges.first[rows]).numpy())])
-    given = (t.numpy() for t in (rows, k, edges.first, edges.last, edges.indices))
-    told = (*_odds(odds), odds.root)
-    over(cpu_prefix.renew, rows.numel(), *given, told, *_prefix(prefix), work=work)
+    _, first, last, indices, _, _ = edges.arrays
+    of, told = rows.numpy(), (*_odds(odds), odds.root)
+    work = 0 if get_threads() == 1 else np.concatenate([[0], np.cumsum(last[of] - first[of])])
+    over(cpu_prefix.renew, len(of), of, k.numpy(), first, last, indices, told, *_prefix(prefix), work=work)
 
 
 def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:

@@ -29,8 +29,10 @@ def fill(a, n, indices, edge, node, far, root, w):
     total, best, least = 0.0, 0.0, np.inf
     if node.shape[0] > 0:
         for j in range(n):
-            y = np.float64(node[np.uint64(indices[np.uint64(a + j)] + far)])
-            w[j] = np.sqrt(y) if root else y
+            w[j] = np.float64(node[np.uint64(indices[np.uint64(a + j)] + far)])
+        if root:
+            for j in range(n):  # a loop of its own: several roots at a time
+                w[j] = np.sqrt(w[j])
     else:
         for j in range(n):
             w[j] = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from adahop.ops.buffers import Scratch
+from adahop.ops.buffers import Scratch, empty
 from adahop.ops.learning import cpu_bandit, cpu_track
 from adahop.ops.learning.reference import Sight, Weights
 from adahop.ops.numbering.cpu import repeated
@@ -34,11 +34,11 @@ def track(
     sources: tuple[Tensor, Tensor, Tensor], sight: Sight, energy: Tensor, weight: Tensor,
     state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
 ) -> bool:  # fmt: skip
-    n_id, src, dst = (t.numpy() for t in sources)
-    total, times = np.zeros(len(n_id)), np.zeros(len(n_id))
-    edges = [t.numpy() for t in (weight, sight.scale, energy.float().contiguous())]
-    cpu_track.see(n_id, sight.row.numel(), src, dst, *edges, total, times)
-    return bool(cpu_track.track(n_id, total, times, *(t.numpy() for t in state), tuple(rule)))
+    ends = tuple(t.numpy() for t in sources)
+    edges = tuple(t.numpy() for t in (weight, sight.scale, energy.float().contiguous()))
+    room = empty((len(ends[0]),), np.float64), empty((len(ends[0]),), np.float64)
+    seen = cpu_track.track(ends, sight.row.numel(), edges, *(t.numpy() for t in state), tuple(rule), *room)
+    return bool(seen)
 
 
 def _sums(arms: Weights, edges: Edges) -> tuple[np.ndarray, np.ndarray]:

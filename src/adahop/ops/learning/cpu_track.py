@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from adahop.ops.simd import kernel, prefetch_write
+from adahop.ops.simd import bare, kernel, part, prefetch_write
 
 AHEAD = 16  # nodes
 
 
-@kernel
+@part
 def see(n_id, targets, src, dst, weight, scale, energy, total, times):
-    """Add |m|^2 = energy / (weight scale)^2 of every true edge to its source, and count."""
-    for e in range(src.shape[0]):
-        s, factor, x = src[e], weight[e] * scale[e], energy[e]
-        own = s < targets and n_id[s] == n_id[dst[e]]
+    """|m|^2 = energy / (weight scale)^2 of every true edge added up per source, and how many there are."""
+    for s in range(n_id.shape[0]):
+        total[s], times[s] = 0.0, 0.0
+    for e in range(np.uint64(src.shape[0])):
+        s, factor, x = np.uint64(src[e]), weight[e] * scale[e], energy[e]
+        own = s < targets and n_id[s] == n_id[np.uint64(dst[e])]
         if not own and factor > 0 and np.isfinite(x):  # an edge without weight says nothing
             total[s] += x / max(factor * factor, np.float32(1e-30))
             times[s] += 1.0
 
 
 @kernel
-def track(n_id, total, times, square, visits, level, rule):
-    """One update of the nodes that were seen, and of the level of the day; how many they are."""
+def track(ends, targets, edges, square, visits, level, rule, total, times):
+    """One update of the nodes that were seen, and of the level of the day; how many they are.
+
+    `ends` is (n_id, src, dst) of a block, `edges` (weight, scale, energy); `total` and `times` are room to work in.
+    """
+    n_id, src, dst = bare(ends)
+    weight, scale, energy = bare(edges)
+    square, visits, level, total, times = bare((square, visits, level, total, times))
+    see(n_id, targets, src, dst, weight, scale, energy, total, times)
     memory, few, most = rule
     many, now = 0, 0.0
     for s in range(n_id.shape[0]):
