@@ -393,7 +393,7 @@ class Graph:
         h = hashlib.blake2b(digest_size=16)
         for name, t in self._tensors():
             h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
-            h.update(t.detach().cpu().contiguous().numpy().tobytes())
+            h.update(t.detach().cpu().contiguous().numpy().data)
         if self.types is not None:
             h.update(repr((self.types.nodes, self.types.relations, self.types.starts)).encode())
             h.update(self.types.ptr.cpu().numpy().tobytes() + self.types.relation.cpu().numpy().tobytes())

@@ -280,25 +280,56 @@ def certain(block: Block, coef: Tensor, total: Callable[[Tensor | None], Tensor]
     return Messages(block, coef, nothing, ends=ends, total=lambda: total(None))
 
 
-class ExactSum(Sum):
+class ExactSum(OnGraph, Sum):
     """The first layer of fixed weights: A x, known once and for all. No variance, nothing to draw.
 
+    On the CPU a row is formed when it is first asked for, so that training need not wait for all of them.
     With `drops`, sqrt(sum of a^2 x^2) is known too: dropping a share p of all inputs moves the sum by that times
     sqrt(p / (1 - p)), entry by entry, and a normal variable of this size stands for it.
     """
 
     draws = False
+    x: Tensor
+    ones: Tensor
     sums: Tensor
     weights: Tensor
     spread: Tensor | None
+    known: Tensor
 
     def __init__(self, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False):
         super().__init__()
-        self.register_buffer("sums", ops.table(full_sums(graph, x, storage), x), persistent=False)
-        spread = ops.table(full_sums(graph, x, storage, squared=True).sqrt_(), x) if drops else None
-        self.register_buffer("spread", spread, persistent=False)
-        ones = torch.ones(len(x), 1, device=x.device)
-        self.register_buffer("weights", full_sums(graph, ones), persistent=False)
+        check_sources(graph, x)
+        self.graph = graph
+        waits, ones = ops.may_wait(x), torch.ones(len(x), 1, device=x.device)
+        self.left = graph.num_rows if waits else 0  # rows that are not formed yet
+
+        def every(x: Tensor, squared: bool = False) -> Tensor:
+            if waits:
+                return storage.empty((graph.num_rows, x.shape[1]), x.dtype, x.device)
+            sums = full_sums(graph, x, storage, squared=squared)
+            return ops.table(sums.sqrt_() if squared else sums, x)
+
+        given = {"x": x, "ones": ones, "sums": every(x), "spread": every(x, squared=True) if drops else None}
+        given["weights"] = every(ones)
+        given["known"] = torch.full((graph.num_rows,), not waits, device=x.device)
+        for name, t in given.items():
+            self.register_buffer(name, t, persistent=False)
+
+    def form(self, rows: Tensor) -> None:
+        """The sums of those rows that were not asked for before."""
+        new, edges = rows[~self.known[rows]].unique(), self.graph.edges
+        for some in new.split(1 << 14):
+            self.sums[some] = ops.full_sum(self.x, edges, some)
+            self.weights[some] = ops.full_sum(self.ones, edges, some)
+            if self.spread is not None:
+                self.spread[some] = ops.full_sum(self.x, edges, some, True).sqrt_()
+        self.known[new] = True
+        self.left -= new.numel()
+
+    def moved(self) -> None:
+        """On a GPU nothing waits: a captured step cannot."""
+        if self.left and not ops.may_wait(self.x):
+            self.form(torch.arange(self.graph.num_rows, device=self.x.device))
 
     def forward(
         self,
@@ -309,6 +340,8 @@ class ExactSum(Sum):
         rest: Tensor | None = None,
     ) -> Tensor:
         nodes = self.rows(block)
+        if self.left:
+            self.form(nodes)
         sums = ops.table_rows(self.sums, nodes)
         if values.share:
             if self.spread is None:
@@ -630,10 +663,14 @@ def build(
 
 
 @torch.no_grad()
+def check_sources(graph: Graph, x: Tensor) -> None:
+    if graph.num_edges and len(x) < graph.num_nodes and int(graph.indices.max()) >= len(x):
+        raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
+
+
 def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 << 14, squared: bool = False) -> Tensor:
     """A x for every row of the graph, in chunks; x has a row for every source. `squared`: of squared weights and x."""
-    if graph.num_edges and int(graph.indices.max()) >= len(x):
-        raise InputError(f"`x` must have a row for each of the {graph.num_nodes} nodes, got {len(x)}")
+    check_sources(graph, x)
     edges = graph.edges
     if squared:
         if edges.weight is not None:

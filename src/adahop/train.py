@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +109,7 @@ class Kept:
     """A run and its checkpoints: goes on from the last, writes the next when it is time."""
 
     def __init__(self, run: Run, checkpoints: Checkpoints):
-        self.run, self.checkpoints, self.identity = run, checkpoints, run.identity()
+        self.run, self.checkpoints = run, checkpoints
         state = checkpoints.take()
         least = run.team.least(state["result"]["steps"] if state else 0)
         if state is not None and state["result"]["steps"] > least:
@@ -117,6 +118,11 @@ class Kept:
             agree(self.identity, {"noise": 0.0, **state.pop("identity")})  # version 0.1 knew no dial
             run.load_state_dict(state)
         run.team.resumed(run)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """It reads all the data: not before there is something to compare or to write."""
+        return self.run.identity()
 
     def save(self, end: bool = False) -> None:
         if self.run.team.agreed(self.checkpoints.due(self.run.result.steps, end)):

@@ -540,3 +540,19 @@ def test_a_memory_sees_nothing_of_dropout_in_the_layers_below(name):
         return float(outs.var(0).sum())
 
     assert 0.75 < outputs(1) / outputs(-1) < 1.33
+
+
+def test_exact_sums_are_formed_when_they_are_asked_for():
+    g = messy_graph().normalized("row")
+    how, conv = ExactSum(g, X, drops=True), models.GCNConv(X.shape[1], 3)
+    assert how.left == g.num_nodes and not bool(how.known.any())
+    blocks = [NeighborSampler(g, [2]).sample(nodes)[0] for nodes in ([3, 5, 3], [5, 8])]
+    for block, left in zip(blocks, (g.num_nodes - 2, g.num_nodes - 3), strict=True):
+        how(conv, Values(X[block.n_id], None), None, block)
+        assert how.left == left
+    known = how.known.nonzero().flatten()
+    assert known.tolist() == [3, 5, 8]
+    how.form(torch.arange(g.num_nodes))
+    assert how.left == 0 and torch.equal(how.sums, full_sums(g, X))
+    assert torch.equal(how.spread, full_sums(g, X, squared=True).sqrt())
+    assert torch.equal(how.weights, full_sums(g, torch.ones(len(X), 1)))

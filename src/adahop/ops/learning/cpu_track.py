@@ -12,8 +12,8 @@ AHEAD = 16  # nodes
 @part
 def see(n_id, targets, src, dst, weight, scale, energy, total, times):
     """|m|^2 = energy / (weight scale)^2 of every true edge added up per source, and how many there are."""
-    for s in range(n_id.shape[0]):
-        total[s], times[s] = 0.0, 0.0
+    total[:] = 0.0
+    times[:] = 0.0
     for e in range(np.uint64(src.shape[0])):
         s, factor, x = np.uint64(src[e]), weight[e] * scale[e], energy[e]
         own = s < targets and n_id[s] == n_id[np.uint64(dst[e])]

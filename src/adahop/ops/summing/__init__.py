@@ -1,5 +1,7 @@
 """Sums over edges: gathered rows, whole neighbourhoods, tables; softmax over neighbourhoods; norms of messages."""
 
+from torch import Tensor
+
 from adahop.ops.registry import register
 from adahop.ops.summing import cpu, reference
 
@@ -16,3 +18,8 @@ table_rows = register("table_rows", reference=reference.table_rows, cuda=f"{CUDA
 table_sum = register("table_sum", reference=reference.table_sum, cuda=f"{CUDA}:table_sum", by=1)
 table_dot = register("table_dot", reference=reference.table_dot, cuda=f"{CUDA}:table_dot", by=1)
 widened = register("widened", reference=reference.widened, cuda=f"{CUDA}:widened", by=1)
+
+
+def may_wait(x: Tensor) -> bool:
+    """Whether full sums of rows of x can be formed when they are first asked for; what a GPU captured cannot."""
+    return full_sum.form(x) == "cpu"

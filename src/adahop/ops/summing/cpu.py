@@ -47,8 +47,8 @@ def sum_rows(lo, hi, h, src, coef, ptr, out):
 
 
 @nb.njit(nogil=True, cache=True)
-def sum_all(lo, hi, h, begin, last, indices, weight, rows, out):
-    """out[t] = sum over all edges of rows[t] of weight * h[source]."""
+def sum_all(lo, hi, h, begin, last, indices, weight, rows, squared, out):
+    """out[t] = sum over all edges of rows[t] of weight * h[source], or of its square."""
     width = h.shape[1]
     for t in range(lo, hi):
         v = rows[t]
@@ -57,8 +57,13 @@ def sum_all(lo, hi, h, begin, last, indices, weight, rows, out):
         for e in range(begin[v], last[v]):
             s = indices[e]
             x = weight[e] if weight.shape[0] > 0 else np.float32(1.0)
-            for c in range(width):
-                out[t, c] += x * h[s, c]
+            if squared:
+                x *= x
+                for c in range(width):
+                    out[t, c] += x * (h[s, c] * h[s, c])
+            else:
+                for c in range(width):
+                    out[t, c] += x * h[s, c]
 
 
 @nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
@@ -131,15 +136,13 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -
     return out.squeeze(1) if flat else out
 
 
-def full_sum(h: Tensor, edges: Edges, rows: Tensor) -> Tensor:
+def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Tensor:
     if h.dtype != torch.float32:
         return NotImplemented
-    out = torch.empty(rows.numel(), h.shape[1])
-    w = np.empty(0, np.float32) if edges.weight is None else edges.weight.numpy()
-    many = (edges.last[rows] - edges.begin[rows]).numpy()
-    work = np.concatenate([[0], np.cumsum(many)]) * max(h.shape[1] // 8, 1)
-    args = (t.detach().numpy() for t in (h, edges.begin, edges.last, edges.indices))
-    over(sum_all, rows.numel(), *args, w, rows.numpy(), out.numpy(), work=work)
+    out, of = torch.empty(rows.numel(), h.shape[1]), rows.numpy()
+    begin, _, last, indices, weight, _ = edges.arrays
+    work = np.concatenate([[0], np.cumsum(last[of] - begin[of])]) * max(h.shape[1] // 8, 1)
+    over(sum_all, len(of), h.detach().numpy(), begin, last, indices, weight, of, squared, out.numpy(), work=work)
     return out
 
 

@@ -197,8 +197,10 @@ def known_energies(square: Tensor, rows: Tensor, src: Tensor, coef: Tensor) -> T
     return out
 
 
-def full_sum(h: Tensor, edges: Edges, rows: Tensor) -> Tensor:
+def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Tensor:
     """Sum over all edges of each row of weight * h[source]; long rows in parts when they are few."""
+    if squared:
+        return NotImplemented
     many, width = rows.numel(), h.shape[1]
     wide = _tile(width, h)
     pieces, chunks = PIECES if many <= 4096 else 1, -(-width // wide)

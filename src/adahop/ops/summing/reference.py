@@ -20,11 +20,16 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -
     return segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1)
 
 
-def full_sum(h: Tensor, edges: Edges, rows: Tensor) -> Tensor:
-    """out[t] = sum over all edges of rows[t] of weight * h[source], straight from the graph; no gradient."""
+def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Tensor:
+    """out[t] = sum over all edges of rows[t] of weight * h[source], straight from the graph; no gradient.
+
+    With `squared`, of (weight * h[source])^2.
+    """
     row, place = spans(edges.begin[rows], edges.last[rows] - edges.begin[rows])
     message = h[edges.indices[place].long()].float()
     weight = edges.weight
+    if squared:
+        message, weight = message.square(), None if weight is None else weight.square()
     return segment_sum(message if weight is None else weight[place].unsqueeze(1) * message, row, rows.numel())
 
 
