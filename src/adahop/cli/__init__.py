@@ -5,53 +5,35 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from adahop.cli import commands
 from adahop.errors import InputError, no_room
 
-
-class Command(NamedTuple):
-    """`where` is "module:function"; empty for a command of adahop-lab, which brings its own."""
-
-    about: str
-    where: str = ""
-
-
-# known without an import of what runs them, so that `adahop --help` does not wait for torch
-COMMANDS = {
-    "train": Command(
-        "Train a model with sampled neighbours; report the test score of the best validation epoch.",
-        "adahop.cli.train:train",
-    ),
-    "variance": Command(
-        "Measure E|estimate - truth|^2 of every layer's sum, relative to uniform draws and to the oracle.",
-        "adahop.cli.variance:variance",
-    ),
-    "advise": Command(
-        "Look at a graph, race a few methods on its validation nodes, and recommend one command.",
-        "adahop.cli.advise:advise",
-    ),
-    "list": Command("List the methods, models and data sets.", "adahop.cli.listing:listing"),
-    "convert": Command(
-        "Check the files of a graph and write them as one .npz for `--dataset`.", "adahop.cli.convert:convert"
-    ),
-    "partition": Command(
-        "Cut a data set into parts, each with its nodes' in-edges, features and labels, for `train --partition`.",
-        "adahop.cli.partition:partition",
-    ),
-    "compare": Command("Train with several methods and say which is best, and whether that is more than luck."),
-    "bench": Command("Measure speed and memory beside other libraries, in turns."),
-    "reproduce": Command("Run an experiment's cells and print its table; stopped or killed, the same command goes on."),
-    "report": Command(
+OURS: dict[str, Callable[..., None]] = {
+    "train": commands.train,
+    "variance": commands.variance,
+    "advise": commands.advise,
+    "list": commands.listing,
+    "convert": commands.convert,
+    "partition": commands.partition,
+}
+# of adahop-lab, which brings them; their sentences are here so that `adahop --help` can do without it
+LAB = {
+    "compare": "Train with several methods and say which is best, and whether that is more than luck.",
+    "bench": "Measure speed and memory beside other libraries, in turns.",
+    "reproduce": "Run an experiment's cells and print its table; stopped or killed, the same command goes on.",
+    "report": (
         "Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."
     ),
 }
+COMMANDS = (*OURS, *LAB)
 
 
 def _version(asked: bool) -> None:
@@ -71,23 +53,23 @@ def root(
 
 
 def build(wanted: Collection[str] | None = None) -> typer.Typer:
-    """Every command; those that are not `wanted` (None: all are) have a name and a sentence, and cannot run.
+    """Every command; those of other packages that are not `wanted` (None: all are) have a sentence, and cannot run.
 
     An installed package adds commands by entry points `adahop.commands`, each a function or a Typer.
     """
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(root)
+    for name, own in OURS.items():
+        app.command(name)(own)
     joined = {entry.name: entry for entry in entry_points(group="adahop.commands")}
-    for name in [*COMMANDS, *(name for name in joined if name not in COMMANDS)]:
-        about, where = COMMANDS.get(name, Command(""))
-        if name in joined:
-            where = joined[name].value
+    for name in dict.fromkeys([*LAB, *joined]):
+        about = LAB.get(name, "")
         if wanted is not None and name not in wanted and about:
-            app.command(name, help=about if where else f"{about} Needs adahop-lab.")(_missing)
-        elif not where:
+            app.command(name, help=about if name in joined else f"{about} Needs adahop-lab.")(_missing)
+        elif name not in joined:
             app.command(name, help=f"{about} Needs adahop-lab.", context_settings=ANYTHING)(_missing)
         else:
-            command = EntryPoint(name, where, "adahop.commands").load()
+            command = joined[name].load()
             if isinstance(command, typer.Typer):
                 app.add_typer(command, name=name)
             else:

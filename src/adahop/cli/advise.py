@@ -5,39 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from adahop.checks import count
-from adahop.cli.train import option
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics.advise import advise as measured
 
 
-def advise(
-    dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or planted:N,E,F,C.")] = "digits",
-    minutes: Annotated[float, option("How long it may take, about.")] = 5.0,
-    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath.")] = "gcn",
-    arch: Annotated[str, option("plain or residual.")] = "residual",
-    layers: Annotated[int, option("Layers of the model.")] = 2,
-    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
-    lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
-    dropout: Annotated[float, option("Fraction of inputs dropped in training.")] = 0.1,
-    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
-    seed: Annotated[int, option("Seed of every candidate.")] = 0,
-    device: Annotated[str, option("cpu or cuda.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")] = False,
-) -> None:
-    """Look at a graph, race a few methods on its validation nodes, and recommend one command."""
-    config = Config(
-        model=model, arch=arch, sizes=(2,) * count(layers, 1, "layers"), hidden=hidden, lr=lr, dropout=dropout,
-        batch_size=batch_size, device=device,
-    )  # fmt: skip
+def start(dataset: str, minutes: float, layers: int, seed: int, as_json: bool, **rest: Any) -> None:
+    """Race and recommend; `rest` are settings of every candidate."""
+    config = Config(sizes=(2,) * count(layers, 1, "layers"), **rest)
     data = load(dataset)
     console = Console(stderr=as_json)
     found = measured(data, config, minutes, count(seed, 0, "seed"), lambda said: print(said, file=sys.stderr))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from adahop.datasets import DATASETS, FORMS
+from adahop.methods import METHODS
+from adahop.models import MODELS
 
-def listing(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """List the methods, models and data sets."""
-    from adahop.datasets import DATASETS, FORMS
-    from adahop.methods import METHODS
-    from adahop.models import MODELS
 
+def start(as_json: bool) -> None:
     if as_json:
         facts = ("name", "family", "unbiased", "state")
         methods = [{k: getattr(m, k) for k in facts} for m in METHODS.values()]

@@ -8,9 +8,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from adahop.checks import InputError
 from adahop.datasets import load
@@ -19,13 +16,8 @@ from adahop.mapped import manifest
 from adahop.mapped.folder import MANIFEST
 
 
-def partition(
-    dataset: Annotated[str, typer.Argument(help="A name of `adahop list`, a file, or a folder of `convert --mmap`.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="The folder to write.")],
-    parts: Annotated[int, typer.Option(help="Number of parts, one per process.")] = 2,
-    how: Annotated[str, typer.Option(help="range: nodes as they are numbered; metis: neighbours together.")] = "metis",
-) -> None:
-    """Cut a data set into parts, each with its nodes' in-edges, features and labels, for `train --partition`."""
+def start(dataset: str, out: str, parts: int, how: str) -> None:
+    """Write the parts and say how large they are."""
     data = load(dataset)
     cuts = write_shards(data, out, parts, how)
     sizes = ", ".join(f"{b - a:,}" for a, b in pairwise(cuts))

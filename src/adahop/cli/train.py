@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -23,92 +23,31 @@ from adahop.diagnostics import Probe
 from adahop.distributed import session, team
 from adahop.records import Read, Records
 from adahop.seams import NodeData
-from adahop.sum import ESTIMATORS
 from adahop.train import Config, Result, fit
 
-
-def option(help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=True, **more)
+MODEL_FLAGS = ("norm", "activation", "heads", "conv", "bases", "score", "attention")
 
 
-def train(
-    context: typer.Context,
-    dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
-    arch: Annotated[str, option("plain or residual.")] = "residual",
-    method: Annotated[str, option("How neighbours are sampled; see `adahop list`.")] = "adahop",
-    sizes: Annotated[str, option("Neighbours (or nodes) per layer, input layer first; -1 for all.")] = "10,10",
-    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
-    epochs: Annotated[int, option("Passes over the training nodes.")] = 30,
-    lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
-    weight_decay: Annotated[float, option("L2 penalty.")] = 0.0,
-    dropout: Annotated[float, option("Fraction of inputs dropped in training.")] = 0.1,
-    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
-    patience: Annotated[int, option("Stop after this many epochs without a better validation score; 0: never.")] = 0,
-    prefetch: Annotated[int, option("Batches drawn ahead in a thread; feedback is that many batches late.")] = 0,
-    estimator: Annotated[str | None, option(f"{', '.join(ESTIMATORS)}; default the method's own.")] = None,
-    noise: Annotated[
-        str,
-        option(
-            "Sampling noise that a control variate leaves in, 0 to 1, one number or one per layer; auto: chosen on "
-            "validation during the run."
-        ),
-    ] = "auto",
-    average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
-    norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
-    activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
-    heads: Annotated[int | None, option("Of a gat, gatv2 or rgat (default 1) or an hgt (default 4).")] = None,
-    conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
-    bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
-    score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
-    attention: Annotated[
-        str | None, option("Of a gat, gatv2 or geniepath: self-normalised (default), paper or softmax.")
-    ] = None,
-    options: Annotated[
-        list[str] | None, option("An option of the method, like eta=0.2; any number.", "--option", metavar="NAME=VALUE")
-    ] = None,
-    seed: Annotated[int, option("Seed of the first run.")] = 0,
-    runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
-    device: Annotated[str, option("cpu or cuda.")] = "cpu",
-    capture: Annotated[
-        bool | None, option("On a GPU: run the step as one CUDA graph; default: where possible.")
-    ] = None,
-    half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
-    tf32: Annotated[bool, option("On a GPU: matrix products in TF32.")] = True,
-    cache: Annotated[
-        float | None, option("On a GPU: keep features in host memory, with this fraction of rows on the device.")
-    ] = None,
-    state: Annotated[
-        str | None, option("Folder for policy state and histories, kept in files instead of memory.")
-    ] = None,
-    partition: Annotated[str | None, option("Under torchrun, each process owns a part: range or metis.")] = None,
-    log_variance: Annotated[int, option("Measure every layer's variance every this many steps; 0: never.")] = 0,
-    out: Annotated[str | None, option("Folder for config, metrics and the best checkpoint.")] = None,
-    checkpoint_every: Annotated[
-        str, option("With --out, checkpoint after this many steps, or 30s; auto: at most a twentieth of the time.")
-    ] = "auto",
-    resume: Annotated[
-        str | None, option("Continue the run in this folder with the settings of its config.json.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")] = False,
-) -> None:
-    """Train a model with sampled neighbours; report the test score of the best validation epoch."""
-    pace(checkpoint_every)
-    resume = resume or restarted(out)
+def start(context: typer.Context) -> None:
+    """Train as the flags say, or go on with what a folder holds."""
+    given = context.params
+    out, every, as_json = given["out"], given["checkpoint_every"], given["as_json"]
+    pace(every)
+    resume = given["resume"] or restarted(out)
     if resume is not None:
         kept = Stopped(resume)
         kept.agrees(context)
-        return go(kept.config, kept.dataset, kept.seeds, kept.log_variance, resume, checkpoint_every, as_json, True)
-    given = {"norm": norm, "activation": activation, "heads": heads, "score": score, "attention": attention,
-             "conv": conv, "bases": bases}  # fmt: skip
-    config = Config(
-        model=model, arch=arch, method=method, sizes=tuple(numbers(sizes, "sizes")), hidden=hidden, epochs=epochs,
-        lr=lr, weight_decay=weight_decay, dropout=dropout, batch_size=batch_size, patience=patience,
-        prefetch=prefetch, estimator=estimator, noise=levels(noise), average=average, device=device, capture=capture,
-        half=half, tf32=tf32, cache=cache, state=state, partition=partition,
-        model_options={k: v for k, v in given.items() if v is not None}, method_options=method_options(options or []),
-    )  # fmt: skip
-    go(config, dataset, seed_range(seed, runs), log_variance, out, checkpoint_every, as_json)
+        return go(kept.config, kept.dataset, kept.seeds, kept.log_variance, resume, every, as_json, True)
+    seeds = seed_range(given["seed"], given["runs"])
+    go(config_of(given), given["dataset"], seeds, given["log_variance"], out, every, as_json)
+
+
+def config_of(given: dict[str, Any]) -> Config:
+    """The settings that flags name; those of a model are left to it where they are not given."""
+    fields = {name: given[name] for name in Config.__dataclass_fields__ if name in given}
+    of_model = {name: given[name] for name in MODEL_FLAGS if given[name] is not None}
+    fields |= {"sizes": tuple(numbers(given["sizes"], "sizes")), "noise": levels(given["noise"])}
+    return Config(**fields, model_options=of_model, method_options=method_options(given["options"] or []))
 
 
 def go(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from adahop.checks import InputError, count, one_of
 from adahop.cli import numbers, pairs
-from adahop.cli.train import option, seed_range
+from adahop.cli.train import seed_range
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics import Probe
@@ -27,43 +26,21 @@ POINTS = 8  # measurements per run, for the plot over training
 FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "gradient_variance")
 
 
-def variance(
-    dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; typed graphs: rgcn, rgat or hgt.")] = "gcn",
-    arch: Annotated[str, option("plain or residual.")] = "residual",
-    methods: Annotated[
-        str, option("Separated by commas; with options, like graphsage:policy=tracked:estimator=exact+history.")
-    ] = "graphsage,bs,bs.m",
-    sizes: Annotated[str, option("Neighbours per node, input layer first; layer-wise: times the batch size.")] = "5,5",
-    ks: Annotated[str | None, option("Several numbers, each used for all layers in turn, like 1,2,5,10.")] = None,
-    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
-    epochs: Annotated[int, option("Passes over the training nodes before the measurement.")] = 10,
-    lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
-    dropout: Annotated[float, option("Fraction of inputs dropped in training; none while measuring.")] = 0.1,
-    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
-    nodes: Annotated[int, option("Training nodes to measure at.")] = 256,
-    repeats: Annotated[int, option("Draws for each measurement.")] = 20,
-    seed: Annotated[int, option("Seed of the first run.")] = 0,
-    runs: Annotated[int, option("Runs per method, with consecutive seeds, the same for all.")] = 1,
-    device: Annotated[str, option("cpu or cuda.")] = "cpu",
-    out: Annotated[str | None, option("Folder for the rows and plots.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line, method and layer, on stdout.")
-    ] = False,
-) -> None:
-    """Measure E|estimate - truth|^2 of every layer's sum, relative to uniform draws and to the oracle."""
-    common = {
-        "model": model, "arch": arch, "hidden": hidden, "epochs": epochs, "lr": lr, "dropout": dropout,
-        "batch_size": count(batch_size, 1, "batch_size"), "device": device, "noise": 0.0,
-    }  # fmt: skip
+def start(
+    dataset: str, methods: str, sizes: str, ks: str | None, nodes: int, repeats: int, seed: int, runs: int,
+    out: str | None, as_json: bool, **common: Any,
+) -> None:  # fmt: skip
+    """Train each method with each seed and measure; `common` is what all have alike."""
+    count(common["batch_size"], 1, "batch_size")
     wide = numbers(sizes, "sizes")
     tries = [wide] if ks is None else [[k] * len(wide) for k in numbers(ks, "ks")]
     plans = [(name, plan(name, each, common)) for each in tries for name in chosen(methods)]
     count(nodes, 1, "nodes")
     seeds = seed_range(seed, runs)
     records, data = None if out is None else Records(out), load(dataset)
-    if data.graph.types is not None or MODELS[model].typed:
-        raise InputError(f"`dataset` and `model` must have one relation for `variance`, got {dataset} and {model}")
+    if data.graph.types is not None or MODELS[common["model"]].typed:
+        got = f"{dataset} and {common['model']}"
+        raise InputError(f"`dataset` and `model` must have one relation for `variance`, got {got}")
     if records:
         records.fresh("variance.jsonl", "training.jsonl")
     rows: list[dict[str, Any]] = []
@@ -113,7 +90,7 @@ def plan(text: str, sizes: list[int], common: dict[str, Any]) -> Config:
     estimator = options.pop("estimator", None)
     wide = common["batch_size"] if family == "layer-wise" else 1
     own = tuple(k if k < 0 else k * wide for k in sizes)
-    return Config(method=name, sizes=own, estimator=estimator, method_options=options, **common)
+    return Config(method=name, sizes=own, estimator=estimator, noise=0.0, method_options=options, **common)
 
 
 def measured(

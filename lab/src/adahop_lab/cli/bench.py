@@ -11,7 +11,7 @@ from rich.console import Console
 
 from adahop.checks import InputError, between, device_of, one_of
 from adahop.cli import numbers
-from adahop.cli.train import option
+from adahop.cli.commands import option
 from adahop.records import Records
 from adahop_lab.bench import degrees as by_degree
 from adahop_lab.bench import epoch as training

@@ -18,7 +18,21 @@ from rich.table import Table
 
 from adahop.checks import InputError, count, one_of
 from adahop.cli import numbers
-from adahop.cli.train import option, seed_range, summarise
+from adahop.cli.commands import (
+    Arch,
+    BatchSize,
+    DataSet,
+    Decay,
+    Epochs,
+    Hidden,
+    Model,
+    Patience,
+    Rate,
+    Seed,
+    Where,
+    option,
+)
+from adahop.cli.train import seed_range, summarise
 from adahop.datasets import load
 from adahop.methods import METHODS
 from adahop.models import MODELS
@@ -29,24 +43,24 @@ from adahop_lab.plots import convergence
 
 
 def compare(
-    dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
-    arch: Annotated[str, option("plain or residual.")] = "residual",
+    dataset: DataSet = "digits",
+    model: Model = "gcn",
+    arch: Arch = "residual",
     methods: Annotated[str, option("Methods with commas between, or all; see `adahop list`.")] = "graphsage,bs,bs.m",
     sizes: Annotated[str, option("Neighbours a node draws, input layer first; -1 for all.")] = "10,10",
     layer_sizes: Annotated[
         str, option("Nodes a layer draws, for layer-wise methods; auto: batch size times `sizes`.")
     ] = "auto",
-    hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
-    epochs: Annotated[int, option("Passes over the training nodes.")] = 30,
-    lr: Annotated[float, option("Adam's learning rate.")] = 0.01,
-    weight_decay: Annotated[float, option("L2 penalty.")] = 0.0,
+    hidden: Hidden = 64,
+    epochs: Epochs = 30,
+    lr: Rate = 0.01,
+    weight_decay: Decay = 0.0,
     dropout: Annotated[float, option("Share of inputs dropped in training.")] = 0.1,
-    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
-    patience: Annotated[int, option("Stop after so many epochs without a better validation score; 0 never.")] = 0,
-    seed: Annotated[int, option("Seed of the first run.")] = 0,
+    batch_size: BatchSize = 256,
+    patience: Patience = 0,
+    seed: Seed = 0,
     runs: Annotated[int, option("Runs a method, with seeds counted up, the same for all.")] = 3,
-    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    device: Where = "cpu",
     out: Annotated[str, option("Folder for config, metrics, results and the plot.")] = "compare",
     as_json: Annotated[bool, typer.Option("--json", help="Last line on stdout is one JSON object.")] = False,
 ) -> None:

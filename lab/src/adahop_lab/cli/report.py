@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from adahop.checks import InputError
-from adahop.cli.train import option
+from adahop.cli.commands import option
 from adahop.records import write_whole
 from adahop_lab.experiments.catalogue import EXPERIMENTS
 from adahop_lab.experiments.cells import cells_folder

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from adahop.checks import InputError, count, one_of
-from adahop.cli.train import option
+from adahop.cli.commands import option
 from adahop.records import Records
 from adahop_lab.experiments.catalogue import EXPERIMENTS, cells_of
 from adahop_lab.experiments.cells import cells_folder
