@@ -23,11 +23,11 @@ from torch import Tensor
 import adahop
 from adahop import METHODS, Graph, Loader, make
 from adahop.block import Block
-from adahop.datasets.rmat import rmat
 from adahop.messages import Reading, scores
 from adahop.pyg import AdaptiveNeighborLoader
 from adahop.samplers import Sampler
 from adahop.samplers.loop import Numbering, Padded
+from adahop_lab.bench.rmat import rmat
 
 from conftest import messy_graph  # isort: skip
 

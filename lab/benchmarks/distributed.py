@@ -24,9 +24,9 @@ import torch
 
 import adahop
 from adahop import distributed
-from adahop.datasets.folder import save
 from adahop.distributed import Peers, Shard, write_shards
 from adahop.distributed.exchange import Updates
+from adahop.mapped import save
 from adahop.train import fit
 
 SPEC = "synthetic:6208,93000,16,8"  # 4,097 nodes to train on

@@ -18,9 +18,8 @@ import adahop
 from adahop import Graph, InputError, make
 from adahop.cli import main
 from adahop.datasets import load
-from adahop.datasets.folder import save
-from adahop.mapped import Folder, MappedGraph, opened, read
-from adahop.mapped.graph import save as save_graph
+from adahop.mapped import Folder, MappedGraph, opened, read, save
+from adahop.mapped.data import save_graph
 from adahop.methods import METHODS, Method
 from adahop.samplers import Labor
 from adahop.storage import Files

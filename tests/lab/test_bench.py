@@ -15,10 +15,10 @@ import torch
 from adahop import cli
 from adahop.checks import InputError
 from adahop.datasets import load
-from adahop.datasets.rmat import rmat
 from adahop_lab.bench import graphs, ours, peers, setup
 from adahop_lab.bench.clock import Runner, Turn, quartiles, ratio, take_turns
 from adahop_lab.bench.limit import LINE, lines_per_s, read_lines
+from adahop_lab.bench.rmat import rmat
 from adahop_lab.bench.state import weigh
 
 KEYS = ["method", "edges_per_s", "batches_per_s", "ratio_dgl_uniform", "ratio_pyg_uniform", "threads", "graph"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,7 +11,7 @@ from pathlib import Path
 from adahop.checks import InputError
 from adahop.datasets import load
 from adahop.distributed import Shard, launched, team, write_shards
-from adahop.mapped import manifest
+from adahop.mapped import cache, manifest
 from adahop.mapped.folder import MANIFEST
 
 
@@ -50,5 +49,4 @@ def _kept(dataset: str, how: str, parts: int) -> Path:
     file = Path(dataset).expanduser()
     stamp = f"{file.stat().st_mtime_ns} {file.stat().st_size} {file.resolve()}" if file.is_file() else dataset
     name = hashlib.blake2b(f"{stamp} {how} {parts}".encode(), digest_size=8).hexdigest()
-    cache = Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop")
-    return cache / "shards" / f"{how}-{parts}-{name}"
+    return cache("shards", f"{how}-{parts}-{name}")

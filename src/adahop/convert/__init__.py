@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from adahop.checks import InputError, KindError, count, flag, one_of
-from adahop.convert.mapped import check_folder, is_npz, to_folder
 from adahop.convert.parts import PARTS, Ids, read_splits
 from adahop.convert.sources import Raw, from_ogb, from_saved, from_tables
 from adahop.convert.tables import Tell
 from adahop.datasets import load
 from adahop.datasets.base import Dataset, make, prepare
 from adahop.graph import Graph
+from adahop.mapped import save
 from adahop.ops import random
 from adahop.records import write_whole
 
@@ -48,32 +48,47 @@ def convert(
     the features prepared as "auto" says; `source` may then be a .npz, too.
     """
     out = _check(source, out, undirected=undirected, mmap=mmap)
-    if mmap:
-        check_folder(out)
-        if is_npz(source):
-            return to_folder(load(Path(str(source))), out)
-    elif out.suffix != ".npz" or not out.parent.is_dir():
-        raise InputError(f"`out` must be a .npz file in an existing folder, got {out}")
+    if mmap and isinstance(source, str | Path) and Path(source).suffix == ".npz":
+        return _mapped(load(Path(source)), out)
     count(seed, 0, "seed")
     raw, known = _source(source, one_of(ids, ("numbers", "names"), "ids") == "names", tell)
     if split is not None or raw.splits is None:
         raw.splits = _split(raw, known, split or "random:60,20,20", seed)
-    arrays, meta, checked = _pack(raw, undirected, name or out.stem)
+    arrays, checked = _pack(raw, undirected, name or out.stem)
+    meta = {**in_numbers(checked), **({"class_names": raw.classes} if raw.classes else {})}
     if mmap:
-        return {**to_folder(prepare(checked, "auto"), out), **meta}
-    arrays = {**arrays, "meta": np.array(json.dumps(meta))}
+        return {**_mapped(prepare(checked, "auto"), out), **meta}
+    arrays["meta"] = np.array(json.dumps(meta))
     write_whole(out, lambda f: np.savez_compressed(f, **arrays))  # type: ignore[arg-type]
     return meta
 
 
-def _check(source: Any, out: Any, **flags: Any) -> Path:
-    """`out` as a path, once all are of their kind."""
+def _mapped(data: Dataset, out: Path) -> dict[str, Any]:
+    save(data, out)
+    return in_numbers(data)
+
+
+def in_numbers(data: Dataset) -> dict[str, Any]:
+    """What a data set holds."""
+    split = [int(data[f"{part}_mask"].sum()) for part in PARTS]
+    return {
+        "name": data.name, "nodes": data.num_nodes, "edges": data.graph.num_edges, "features": data.x.shape[1],
+        "classes": data.classes, "task": data.task, "split": split,
+    }  # fmt: skip
+
+
+def _check(source: Any, out: Any, mmap: bool, undirected: bool) -> Path:
+    """`out` as a path that can be written to, once all are of their kind."""
     for path in (out, *(source if isinstance(source, Sequence) and not isinstance(source, str) else [source])):
         if not isinstance(path, str | Path):
             raise KindError(f"`source` and `out` must be paths, got {type(path).__name__}")
-    for what, value in flags.items():
-        flag(value, what)
-    return Path(out)
+    flag(undirected, "undirected")
+    path, there = Path(out), Path(out).parent.is_dir()
+    if flag(mmap, "mmap") and (not path.name or path.exists() or not there):
+        raise InputError(f"`out` must be a new folder in an existing one, got {out}")
+    if not mmap and (path.suffix != ".npz" or not there):
+        raise InputError(f"`out` must be a .npz file in an existing folder, got {out}")
+    return path
 
 
 def _source(source: Any, names: bool, tell: Tell | None) -> tuple[Raw, Ids]:
@@ -109,7 +124,7 @@ def _split(raw: Raw, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray]:
     return dict(zip(PARTS, np.split(order, cuts), strict=True))
 
 
-def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any], Dataset]:
+def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], Dataset]:
     n = raw.x.shape[0]
     src, dst, weight = _ordered(raw, n, undirected)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
@@ -122,12 +137,7 @@ def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray],
     a |= {f"{part}_idx": np.sort(ids).astype(np.int64) for part, ids in raw.splits.items()}
     if raw.names is not None:
         a["names"] = raw.names.astype(str)
-    meta = {
-        "name": name, "nodes": n, "edges": len(src), "features": raw.x.shape[1], "classes": checked.classes,
-        "task": checked.task, "split": [len(raw.splits[part]) for part in PARTS],
-        **({"class_names": raw.classes} if raw.classes else {}),
-    }  # fmt: skip
-    return a, meta, checked
+    return a, checked
 
 
 def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

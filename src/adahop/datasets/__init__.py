@@ -7,8 +7,7 @@ from pathlib import Path
 
 from adahop.checks import InputError, KindError, one_of
 from adahop.datasets.base import FEATURES, Dataset, prepare
-from adahop.datasets.files import READERS, read
-from adahop.datasets.folder import is_folder, open_folder
+from adahop.datasets.files import READERS, is_folder, open_folder, read
 from adahop.datasets.made import digits, synthetic
 from adahop.datasets.planted import planted
 from adahop.datasets.public import SOURCES, TYPED

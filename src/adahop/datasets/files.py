@@ -1,9 +1,10 @@
-"""Data sets from files: `.npz` arrays and saved PyG Data."""
+"""Data sets from files: `.npz` arrays, folders of mapped arrays, saved PyG Data."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
+from adahop import mapped
 from adahop.checks import InputError, count, one_of
 from adahop.datasets.base import Dataset, make
 from adahop.datasets.typed import TypedDataset, labelled_type, make_typed, with_reverses
 from adahop.graph import Graph
+from adahop.mapped import MappedGraph
+from adahop.mapped.data import SPLITS
+from adahop.mapped.folder import MANIFEST
 from adahop.typed import Relation, Types
 
-SPLITS = ("train", "val", "test")
 ARRAYS = (
     *("indptr", "indices", "weight", "x", "x_indptr", "x_indices", "x_data", "x_shape", "y", "y_packed", "y_shape"),
     *("train_idx", "val_idx", "test_idx", "meta"),
@@ -64,11 +68,15 @@ def _npz(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
     a = _plain(a)
     meta = _meta(a)
     graph = Graph.from_csr(a["indptr"], a["indices"], a.get("weight"))
-    splits = {part: a[f"{part}_idx"] for part in SPLITS}
     note = "rebuilt labels" if "rebuilt" in str(meta.get("note", "")) else ""
+    return _made(path, graph, features_in(a), _targets(a), a, meta, note=note), "auto"
+
+
+def _made(path: Path, graph: Graph, x: Any, y: Any, a: Mapping[str, Any], meta: dict[str, Any], **more: Any) -> Dataset:
+    """The data set of arrays and what is said about them."""
     classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
-    name = str(meta.get("name", path.stem))
-    return make(name, graph, features_in(a), _targets(a), splits, classes, note=note), "auto"
+    splits = {part: a[f"{part}_idx"] for part in SPLITS}
+    return make(str(meta.get("name", path.stem)), graph, x, y, splits, classes, **more)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -202,6 +210,25 @@ def _split(a: dict[str, np.ndarray], split: str | None) -> dict[str, np.ndarray]
         raise InputError(f"the arrays must include train_idx, val_idx and test_idx, got {', '.join(a)}")
     chosen = max(known, key=lambda name: known[name]) if split is None else one_of(split, known, "split")
     return {part: a[f"{part}_{chosen}"] for part in SPLITS}
+
+
+# --- a folder ------------------------------------------------------------------------------------------------------
+
+
+def is_folder(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def open_folder(path: Path) -> Dataset:
+    """Graph and features mapped, labels and splits in memory."""
+    arrays, meta = mapped.read(path)
+    lacking = [k for k in ("x", "y", *(f"{part}_idx" for part in SPLITS)) if k not in arrays]
+    if lacking:
+        raise InputError(f"{path} must hold the array {lacking[0]}, got {', '.join(arrays)}")
+    if arrays["x"].dtype != torch.float32:
+        raise InputError(f"`x` of {path} must be float32, to be mapped, got {arrays['x'].dtype}")
+    more = {"metric": meta.get("metric"), "note": str(meta.get("note", ""))}
+    return _made(path, MappedGraph.of(path, arrays), arrays["x"], arrays["y"], arrays, meta, **more)
 
 
 # --- .pt -----------------------------------------------------------------------------------------------------------

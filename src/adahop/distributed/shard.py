@@ -10,15 +10,13 @@ from torch import Tensor
 
 from adahop.checks import InputError, count, one_of
 from adahop.graph import Graph
-from adahop.mapped import Folder, read
-from adahop.mapped.graph import save as save_graph
-from adahop.ops import spans
+from adahop.mapped import read, save
+from adahop.mapped.data import SPLITS
+from adahop.ops import pointer
 from adahop.samplers.partition import partition
 from adahop.seams import NodeData
 
 HOW = ("range", "metis")
-SPLITS = ("train", "val", "test")
-ABOUT = ("name", "classes", "metric", "note")
 
 
 def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
@@ -31,27 +29,12 @@ def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
     n = data.graph.num_nodes
     if not 1 <= count(parts, 1, "parts") <= n:
         raise InputError(f"`parts` must be no more than the {n} nodes, got {parts}")
-    graph, order = data.graph, torch.arange(n)
     if how == "metis":
-        part = partition(graph, parts)
-        order = torch.argsort(part, stable=True)
-        cuts = [0, *torch.bincount(part, minlength=parts).cumsum(0).tolist()]
-        graph = renumbered(graph, order)
+        part = partition(data.graph, parts)
+        order, cuts = torch.argsort(part, stable=True), pointer(torch.bincount(part, minlength=parts)).tolist()
     else:
-        cuts = bounds(graph.indptr, data.x.shape[1], parts)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(n)
-    meta = {**{k: getattr(data, k, None) for k in ABOUT}, "partition": how, "bounds": cuts}
-    with Folder(out, meta) as folder:
-        save_graph(graph, folder)
-        folder.save("original", order)
-        for name in ("x", "y"):
-            rows = getattr(data, name)
-            whole = folder.array(name, rows[:0].numpy().dtype, tuple(rows.shape))
-            for a in range(0, n, 1 << 14):
-                whole[a : a + (1 << 14)] = rows[order[a : a + (1 << 14)]].numpy()
-        for name in SPLITS:
-            folder.save(f"{name}_idx", place[getattr(data, f"{name}_mask").nonzero().flatten()].sort().values)
+        order, cuts = None, bounds(data.graph.indptr, data.x.shape[1], parts)
+    save(data, out, order, partition=how, bounds=cuts)
     return cuts
 
 
@@ -61,20 +44,6 @@ def bounds(indptr: Tensor, width: int, parts: int) -> list[int]:
     cost = indptr * 16 + torch.arange(n + 1) * (4 * width + 48)
     cuts = torch.searchsorted(cost, int(cost[-1]) * torch.arange(parts + 1) // parts).clamp(max=n).tolist()
     return [0, *cuts[1:-1], n]
-
-
-def renumbered(g: Graph, order: Tensor) -> Graph:
-    """The graph with node order[i] as node i; edges keep their ids."""
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel())
-    many = g.degree()[order]
-    _, old = spans(g.indptr[order], many)
-    indptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
-    first = indptr[:-1] + (g.first - g.indptr[:-1])[order]
-    eid = old if g.eid is None else g.eid[old]
-    weight = None if g.weight is None else g.weight[old]
-    small = torch.int32 if g.num_edges < 2**31 else torch.int64
-    return Graph(indptr, place[g.indices[old].long()].to(g.indices.dtype), weight, eid.to(small), first)
 
 
 class LocalGraph(Graph):

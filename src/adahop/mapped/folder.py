@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
@@ -9,6 +10,7 @@ import os
 import shutil
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,10 +19,12 @@ import torch
 from torch import Tensor
 
 from adahop.checks import InputError
+from adahop.records import write_whole
 
 MANIFEST = "manifest.json"
 FORMAT = "adahop folder 1"
 PIECE = 1 << 24  # bytes read at once
+Arrays = dict[str, np.ndarray]
 
 
 class Folder:
@@ -152,6 +156,24 @@ def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype) -> T
     except OSError as e:
         raise InputError(f"`state` must be a folder with room for {size} bytes, got {folder} ({e.strerror})") from None
     return torch.from_numpy(np.frombuffer(pages, kind).reshape(shape))
+
+
+def cache(*names: str) -> Path:
+    """A place for what can be made anew: below ADAHOP_CACHE, or ~/.cache/adahop."""
+    return Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop").joinpath(*names)
+
+
+def kept(path: Path, fits: Callable[[Arrays], bool], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays of a .npz file; made, and written where that is possible, if none can be read that `fits`."""
+    with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as z:  # missing, truncated, of another kind
+        found = {name: z[name] for name in z.files}
+        if fits(found):
+            return found
+    made = make()
+    with contextlib.suppress(OSError, InputError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda f: np.savez(f, **made))  # type: ignore[arg-type]
+    return made
 
 
 def _private(f: BinaryIO) -> mmap.mmap:

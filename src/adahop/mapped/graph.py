@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
-from adahop.mapped.folder import MANIFEST, Folder, manifest, read
+from adahop.mapped.folder import MANIFEST, Folder, cache, manifest, read
 
 ARRAYS = ("indptr", "indices", "weight", "eid", "first")
 EDGES = 1 << 22  # edges at once
@@ -70,14 +70,7 @@ class MappedGraph(Graph):
         inside = self.home / f"normalized-{part}"
         if (inside / MANIFEST).is_file() or os.access(self.home, os.W_OK):
             return inside
-        cache = Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop")
-        return cache / "normalized" / f"{self.name}-{part}"
-
-
-def save(graph: Graph, folder: Folder) -> None:
-    """The graph's arrays as files of a folder."""
-    for name, t in graph._tensors():
-        folder.save(name, t)
+        return cache("normalized", f"{self.name}-{part}")
 
 
 def ranges(indptr: Tensor, edges: int = EDGES) -> Iterator[tuple[int, int]]:

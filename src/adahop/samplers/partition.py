@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from adahop.checks import InputError
 from adahop.graph import Graph
+from adahop.mapped import cache, kept
 
 
 def partition(graph: Graph, parts: int) -> Tensor:
@@ -26,16 +22,13 @@ def partition(graph: Graph, parts: int) -> Tensor:
         return torch.arange(n)
     if parts == 1:
         return torch.zeros(n, dtype=torch.long)
-    path = cache_dir() / f"{graph.hash()}-{parts}.npy"
-    found = _read(path, n, parts)
-    if found is None:
-        found = _metis(graph, parts)
-        _write(path, found)
-    return found
+    home = cache("partitions", f"{graph.hash()}-{parts}.npz")
+    found = kept(home, lambda a: _fits(a["part"], n, parts), lambda: {"part": _metis(graph, parts).int().numpy()})
+    return torch.from_numpy(found["part"]).long()
 
 
-def cache_dir() -> Path:
-    return Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop") / "partitions"
+def _fits(part: np.ndarray, n: int, parts: int) -> bool:
+    return part.shape == (n,) and part.dtype == np.int32 and 0 <= part.min() <= part.max() < parts
 
 
 def _metis(graph: Graph, parts: int) -> Tensor:
@@ -52,26 +45,3 @@ def _metis(graph: Graph, parts: int) -> Tensor:
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(pairs // n, minlength=n).cumsum(0)])
     _, part = pymetis.part_graph(parts, xadj=ptr.numpy(), adjncy=(pairs % n).numpy(), options=pymetis.Options(seed=0))
     return torch.unique(torch.as_tensor(part, dtype=torch.long), return_inverse=True)[1]
-
-
-def _read(path: Path, n: int, parts: int) -> Tensor | None:
-    try:
-        part = np.load(path, allow_pickle=False)
-    except Exception:  # missing, truncated or not ours: all the same
-        return None
-    if part.shape != (n,) or part.dtype != np.int32 or part.min() < 0 or part.max() >= parts:
-        return None
-    return torch.from_numpy(part.astype(np.int64))
-
-
-def _write(path: Path, part: Tensor) -> None:
-    """A file is there whole or not at all; without a place to write, it is made anew each time."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as f:
-                np.save(f, part.numpy().astype(np.int32))
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from adahop.checks import InputError
 from adahop.datasets import load
-from adahop.datasets.rmat import rmat
 from adahop.graph import Graph
 from adahop.ops import random
+from adahop_lab.bench.rmat import rmat
 
 STARS = 1 << 22  # edges in all of a star graph, or one star
 

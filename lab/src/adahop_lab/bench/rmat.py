@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numba as nb
 import numpy as np
 import torch
 
 from adahop.checks import InputError
 from adahop.graph import Graph
+from adahop.mapped import cache, kept
 from adahop.ops.random import base, key, mix
-from adahop.records import write_whole
 
 QUARTERS = (0.57, 0.19, 0.19)  # of the adjacency matrix, at every level; the last has the rest
 CHUNK = 1 << 22  # edges drawn at once
@@ -30,12 +27,12 @@ def rmat(spec: str) -> Graph:
     Graph(num_nodes=100, num_edges=500, weighted=False)
     """
     n, m, seed = _parse(spec)
-    path = _cache() / f"{n}-{m}-{seed}.npz"
-    found = _read(path, n, m)
-    if found is None:
-        found = _make(n, m, seed)
-        _write(path, *found)
-    indptr, indices = map(torch.from_numpy, found)
+    found = kept(
+        cache("rmat", f"{n}-{m}-{seed}.npz"),
+        lambda a: a["indptr"].shape == (n + 1,) and a["indices"].shape == (m,),
+        lambda: _make(n, m, seed),
+    )
+    indptr, indices = (torch.from_numpy(found[name]) for name in ("indptr", "indices"))
     return Graph(indptr, indices, None, None, indptr[:-1])
 
 
@@ -52,7 +49,7 @@ def _parse(spec: str) -> tuple[int, int, int]:
     return n, m, seed
 
 
-def _make(n: int, m: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _make(n: int, m: int, seed: int) -> dict[str, np.ndarray]:
     """Draw until there are E different edges, then drop the surplus at random."""
     rng = np.random.default_rng(seed)
     names = rng.permutation(n).astype(np.int64)
@@ -74,7 +71,7 @@ def _make(n: int, m: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         edges = np.delete(edges, rng.choice(edges.size, edges.size - m, replace=False))
     indptr = np.searchsorted(edges, np.arange(n + 1) * n)
     edges %= n
-    return indptr.astype(np.int64), edges.astype(np.int32)
+    return {"indptr": indptr.astype(np.int64), "indices": edges.astype(np.int32)}
 
 
 def _chunk(size: int, levels: int, names: np.ndarray, stream: int) -> np.ndarray:
@@ -98,25 +95,3 @@ def _walk(levels, names, stream, out):
             out[k] = names[i] * n + names[j]
             k += 1
     return k
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop") / "rmat"
-
-
-def _read(path: Path, n: int, m: int) -> tuple[np.ndarray, np.ndarray] | None:
-    try:
-        with np.load(path, allow_pickle=False) as z:
-            indptr, indices = z["indptr"], z["indices"]
-    except Exception:  # missing, truncated or of another kind
-        return None
-    return (indptr, indices) if indptr.shape == (n + 1,) and indices.shape == (m,) else None
-
-
-def _write(path: Path, indptr: np.ndarray, indices: np.ndarray) -> None:
-    """If the cache cannot be written, the graph is generated again next time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda f: np.savez(f, indptr=indptr, indices=indices))
-    except (OSError, InputError):
-        return

@@ -1,0 +1,57 @@
+"""A data set as a folder of mapped arrays: what `load` and each rank of several read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adahop.graph import Graph
+from adahop.mapped.folder import Folder
+from adahop.ops import pointer, spans
+from adahop.seams import NodeData
+
+SPLITS = ("train", "val", "test")
+ABOUT = ("name", "classes", "metric", "note")
+ROWS = 1 << 14  # copied at once
+
+
+def save(data: NodeData, out: str | Path, order: Tensor | None = None, **more: Any) -> None:
+    """Write it, its features as they are, prepared or not; `more` joins the manifest.
+
+    With an `order`, node order[i] is node i of the folder, which then holds the order as `original`.
+    """
+    graph = data.graph if order is None else renumbered(data.graph, order)
+    with Folder(out, {**{k: getattr(data, k, None) for k in ABOUT}, **more}) as folder:
+        save_graph(graph, folder)
+        if order is None:
+            order = torch.arange(graph.num_nodes)
+        else:
+            folder.save("original", order)
+        for name in ("x", "y"):
+            rows = getattr(data, name)
+            whole = folder.array(name, rows[:0].numpy().dtype, tuple(rows.shape))
+            for a in range(0, len(rows), ROWS):
+                whole[a : a + ROWS] = rows[order[a : a + ROWS]].numpy()
+        for part in SPLITS:
+            folder.save(f"{part}_idx", getattr(data, f"{part}_mask")[order].nonzero().flatten())
+
+
+def save_graph(graph: Graph, folder: Folder) -> None:
+    for name, t in graph._tensors():
+        folder.save(name, t)
+
+
+def renumbered(g: Graph, order: Tensor) -> Graph:
+    """The graph with node order[i] as node i; edges keep their ids."""
+    many = g.degree()[order]
+    _, old = spans(g.indptr[order], many)
+    indptr = pointer(many)
+    first = indptr[:-1] + (g.first - g.indptr[:-1])[order]
+    eid = old if g.eid is None else g.eid[old]
+    weight = None if g.weight is None else g.weight[old]
+    small = torch.int32 if g.num_edges < 2**31 else torch.int64
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
+    return Graph(indptr, place[g.indices[old].long()].to(g.indices.dtype), weight, eid.to(small), first)
