@@ -68,11 +68,16 @@ def sweep(folder: Path) -> None:
     """Deletes temporary files of processes that have ended."""
     for part in [*folder.glob(".*.part"), *folder.glob(".probe.*")]:
         pid = part.name.removesuffix(".part").rpartition(".")[2]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not alive(int(pid)):
             shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process of this machine runs; a zombie, not yet waited for, has ended."""
+    if Path("/proc/self/stat").exists():
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -49,13 +49,8 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """What is written and printed: `noise` where there is a dial, `race` where it was chosen."""
-        kept = ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds")
-        chosen = {k: v for k, v in (("noise", self.noise), ("race", self.race)) if v is not None}
-        return {**{k: v for k, v in asdict_shallow(self).items() if k in kept}, **chosen}
-
-
-def asdict_shallow(result: Result) -> dict[str, Any]:
-    return {k: getattr(result, k) for k in result.__dataclass_fields__}
+        kept = {k: getattr(self, k) for k in ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds")}
+        return {**kept, **{k: v for k, v in (("noise", self.noise), ("race", self.race)) if v is not None}}
 
 
 class Average:

@@ -70,24 +70,21 @@ class Files(Storage):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        out = self.empty(shape, dtype, device)
-        for rows in out.view(-1).split(PIECE):
+        if not self._holds(shape, dtype, device):
+            return super().full(shape, value, dtype, device)
+        out = scratch(self.folder, tuple(shape), dtype)
+        for rows in out.view(-1).split(PIECE) if value else ():  # a new file holds zeros, and takes no writing
             rows.fill_(value)
         return out
 
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        if torch.device(device).type != "cpu" or size < self.least:
-            return super().empty(shape, dtype, device)
-        return scratch(self.folder, tuple(shape), dtype)
+        held = self._holds(shape, dtype, device)
+        return scratch(self.folder, tuple(shape), dtype) if held else super().empty(shape, dtype, device)
 
-    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        if torch.device(device).type != "cpu" or size < self.least:
-            return super().full(shape, 0, dtype, device)
-        return self.empty(shape, dtype, device)  # a new file holds zeros, and none of it needs to be written
+    def _holds(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> bool:
+        return torch.device(device).type == "cpu" and torch.Size(shape).numel() * dtype.itemsize >= self.least
 
 
 MEMORY = Storage()

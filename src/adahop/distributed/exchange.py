@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adahop.block import Block, expand
 from adahop.distributed.peers import Peers
-from adahop.ops import Drawn
+from adahop.ops import Drawn, pointer
 from adahop.samplers import Sampler
 from adahop.sum import Sum
 
@@ -37,28 +37,24 @@ class Updates:
         everyone = self.peers.gather(sent)
         out, told = [], []
         for layer in range(len(blocks)):
-            parts = [torch.cat([theirs[6 * layer + i] for theirs in everyone]) for i in range(6)]
-            block, e = _joined(sampler, *parts)
+            dst, many, pos, prob, scale, e = (
+                torch.cat([theirs[6 * layer + i] for theirs in everyone]) for i in range(6)
+            )
+            block, e = once(sampler, dst.long(), Drawn(pointer(many.long()), pos.long(), prob, scale), e)
             out.append(block)
             told.append(e)
         return out, told
 
 
-def _joined(sampler: Sampler, dst: Tensor, many: Tensor, pos: Tensor, prob: Tensor, scale: Tensor, energy: Tensor):
-    row = expand(torch.cat([many.new_zeros(1), many.cumsum(0)]), pos.numel())
-    first = first_seen(dst)
-    kept = first[row]
-    ptr = torch.cat([many.new_zeros(1, dtype=torch.long), many[first].long().cumsum(0)])
-    drawn = Drawn(ptr, pos[kept].long(), prob[kept], scale[kept])
-    return sampler.block(dst[first].long(), drawn), energy[kept]
-
-
-def first_seen(ids: Tensor) -> Tensor:
-    """[n] whether the id comes here for the first time."""
-    order = torch.argsort(ids, stable=True)
+def once(sampler: Sampler, dst: Tensor, drawn: Drawn, energy: Tensor) -> tuple[Block, Tensor]:
+    """The block of what was drawn for some targets, and its energies, each target as it came first."""
+    order = torch.argsort(dst, stable=True)
     new = torch.ones_like(order, dtype=torch.bool)
-    new[1:] = ids[order][1:] != ids[order][:-1]
-    return torch.empty_like(new).index_copy_(0, order, new)
+    new[1:] = dst[order][1:] != dst[order][:-1]
+    first = torch.empty_like(new).index_copy_(0, order, new)
+    kept = first[expand(drawn.ptr, drawn.pos.numel())]
+    own = Drawn(pointer(drawn.ptr.diff()[first]), drawn.pos[kept], drawn.prob[kept], drawn.scale[kept])
+    return sampler.block(dst[first], own), energy[kept]
 
 
 class Histories:

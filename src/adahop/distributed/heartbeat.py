@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
 
 from adahop.distributed.peers import Peers, join, launched, leave, shared_store
+from adahop.records import alive
 
 BEAT = 1.0  # seconds between two beats
 LOST = 20.0  # seconds without a beat after which a rank counts as lost
@@ -68,7 +68,7 @@ class Heartbeat:
     def dead(self) -> str | None:
         """A rank on this machine whose process has ended."""
         for r, (host, pid) in self.who.items():
-            if host == socket.gethostname() and not _alive(pid):
+            if host == socket.gethostname() and not alive(pid):
                 return self.named(r)
         return None
 
@@ -87,22 +87,6 @@ class Heartbeat:
         self.thread.join()
         with contextlib.suppress(RuntimeError):
             self.store.set(self._beat(self.rank), DONE)
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process runs; a zombie, not yet waited for, has ended."""
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").exists():
-        with contextlib.suppress(OSError):
-            return stat.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _end(sentence: str) -> NoReturn:

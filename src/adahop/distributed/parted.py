@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from adahop.block import Block, Seeds, expand
+from adahop.block import Block, Seeds
 from adahop.checks import InputError
-from adahop.distributed.exchange import first_seen
+from adahop.distributed.exchange import once
 from adahop.distributed.peers import Peers
 from adahop.distributed.shard import Shard
 from adahop.distributed.teams import Team
@@ -150,11 +151,7 @@ class PartedSampler(Sampler):
         for layer in range(len(blocks)):
             _, _, dst, drawn = self.kept[layer]
             told = torch.cat([part[layer] for part in theirs])
-            first = first_seen(dst)
-            edge = first[expand(drawn.ptr, drawn.pos.numel())]
-            ptr = torch.cat([drawn.ptr[:1], drawn.ptr.diff()[first].cumsum(0)])
-            own = Drawn(ptr, drawn.pos[edge], drawn.prob[edge], drawn.scale[edge])
-            self.inner.policy.update(layer, self.inner.block(dst[first], own), told[edge])
+            self.inner.policy.update(layer, *once(self.inner, dst, drawn, told))
 
 
 class Halo:
@@ -190,7 +187,7 @@ class PartedTeam(Team):
 
     def source(self, data: NodeData, sampler: Sampler) -> Any:
         n = sampler.graph.num_nodes
-        return _Sources(Remote(self.peers, self.shard, data.x, n), Own(self.shard, data.y, n))
+        return SimpleNamespace(x=Remote(self.peers, self.shard, data.x, n), y=Own(self.shard, data.y, n))
 
     def share(self, run: Run) -> None:
         run.loader.lean = False  # rows of others are asked for once, not read where they lie
@@ -210,8 +207,3 @@ class PartedTeam(Team):
         if self.halo is None:
             self.halo = Halo(self.peers, self.shard)
         return self.halo
-
-
-class _Sources:
-    def __init__(self, x: Any, y: Any):
-        self.x, self.y = x, y

@@ -33,7 +33,7 @@ def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
         part = partition(data.graph, parts)
         order, cuts = torch.argsort(part, stable=True), pointer(torch.bincount(part, minlength=parts)).tolist()
     else:
-        order, cuts = None, bounds(data.graph.indptr, data.x.shape[1], parts)
+        order, cuts = torch.arange(n), bounds(data.graph.indptr, data.x.shape[1], parts)
     save(data, out, order, partition=how, bounds=cuts)
     return cuts
 

@@ -115,10 +115,8 @@ class Static(Policy):
             self.sums[k] = made
         return self.sums[k]
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Static:
-        super()._apply(fn, recurse)
+    def moved(self) -> None:
         self.sums.clear()
-        return self
 
 
 def check_odds(policy: Policy) -> None:
