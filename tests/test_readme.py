@@ -58,7 +58,7 @@ def test_the_commands_run(command, desk, monkeypatch, capsys):
     """With tiny settings, and digits for what would be downloaded."""
     monkeypatch.chdir(desk[0])
     words = shlex.split(command, comments=True)[1:]
-    for module in ("adahop.cli.train", "adahop_lab.cli.compare", "adahop.cli.variance"):
+    for module in ("adahop.cli.train", "adahop_lab.comparing", "adahop.cli.variance"):
         monkeypatch.setattr(f"{module}.load", lambda name: load(name if name in LOCAL else "digits"))
     with pytest.raises(SystemExit) as left:
         cli.main([*words, *TINY[words[0]]])

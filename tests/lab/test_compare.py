@@ -14,8 +14,8 @@ from adahop.checks import InputError
 from adahop.cli import main
 from adahop.cli.train import summarise
 from adahop.train import Config, Result, fit
-from adahop_lab.cli import compare as command
-from adahop_lab.cli import ranking
+from adahop_lab import comparing as command
+from adahop_lab import ranking
 from adahop_lab.plots import COLOURS, STYLES, _curves, convergence
 
 SMALL = ["--dataset", "synthetic:200,2000,8,3", "--epochs", "2", "--hidden", "8", "--batch-size", "64"]
@@ -207,6 +207,6 @@ def test_plots_of_many_shapes(tmp_path):
 
 
 def test_matplotlib_waits_until_it_is_needed():
-    code = "import sys, adahop_lab.plots, adahop_lab.cli.compare; print('matplotlib' in sys.modules)"
+    code = "import sys, adahop_lab.plots, adahop_lab.comparing; print('matplotlib' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.stdout.strip() == "False", ran.stderr

@@ -14,9 +14,6 @@ from adahop_lab.bench import ours
 from adahop_lab.bench.clock import Runner, Turn, quartiles, take_turns, threads
 from adahop_lab.bench.graphs import graph
 
-METHODS = ("graphsage", "bs", "bs:update=true", "graphsage:policy=tracked")
-DEGREES = (10, 100, 1_000, 10_000, 100_000)
-
 
 def measure(
     graphs: str, degrees: Sequence[int], k: int, batch_size: int, n: int, methods: Sequence[str], rounds: int,

@@ -14,11 +14,9 @@ from adahop.config import Config
 from adahop.datasets import load
 from adahop.run import Run
 from adahop.seams import NodeBatch
-from adahop_lab.bench import gpu_epoch, ours, peers
+from adahop_lab.bench import EPOCH, gpu_epoch, ours, peers
 from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop_lab.bench.dgl_epoch import FORMS, DGLTraining
-
-METHODS = ("graphsage", "graphsage:draw=systematic", "bs", "graphsage:policy=tracked")
 
 
 @dataclass
@@ -29,7 +27,7 @@ class Plan:
     sizes: Sequence[int] = (10, 10)
     batch_size: int = 256
     threads: Sequence[int] = (1,)
-    methods: Sequence[str] = METHODS
+    methods: Sequence[str] = EPOCH
     peers: Sequence[str] = ("dgl",)
     rounds: int = 3
     arch: str = "residual"

@@ -8,17 +8,12 @@ from typing import Any
 
 from adahop.checks import count, one_of
 from adahop.graph import Graph
-from adahop_lab.bench import ours, peers
+from adahop_lab.bench import SAMPLING, ours, peers
 from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop_lab.bench.graphs import batches, graph
 from adahop_lab.bench.limit import lines_per_s
 from adahop_lab.bench.state import weigh
 
-METHODS = (
-    "graphsage", "graphsage:draw=systematic", "bs", "bs:update=true", "graphsage:policy=tracked",
-    "graphsage:policy=tracked:update=true", "graphsage:policy=tracked:draw=systematic",
-    "graphsage:policy=tracked:draw=systematic:update=true", "labor:refine=0", "labor", "ladies",
-)  # fmt: skip
 UNIFORM = {"ratio_dgl_uniform": "dgl:uniform", "ratio_pyg_uniform": "pyg:uniform"}
 INT32 = "dgl:uniform:ids=int32"
 
@@ -31,7 +26,7 @@ class Plan:
     sizes: Sequence[int] = (10, 10)
     batch_size: int = 1024
     threads: Sequence[int] = (1,)
-    methods: Sequence[str] = METHODS
+    methods: Sequence[str] = SAMPLING
     peers: Sequence[str] = ("dgl", "pyg")
     rounds: int = 5
     seconds: float = 0.25  # of a turn

@@ -8,13 +8,9 @@ from typing import Annotated
 
 import typer
 
-from adahop.checks import InputError
 from adahop.cli.commands import option
-from adahop.records import write_whole
-from adahop_lab.experiments.catalogue import EXPERIMENTS
-from adahop_lab.experiments.cells import cells_folder
-from adahop_lab.experiments.outcome import outcomes
-from adahop_lab.experiments.page import build
+from adahop.errors import InputError
+from adahop_lab.experiments import EXPERIMENTS
 
 
 def report(
@@ -23,6 +19,11 @@ def report(
     cells: Annotated[str | None, option("Folder of the cells' files; else `runs` here or beside the source.")] = None,
 ) -> None:
     """Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."""
+    from adahop.records import write_whole
+    from adahop_lab.experiments.cells import cells_folder
+    from adahop_lab.experiments.outcome import outcomes
+    from adahop_lab.experiments.page import build
+
     if not Path(folder).is_dir():
         raise InputError(f"`folder` must be a folder of results, got {folder}")
     cells_in = cells_folder(cells)

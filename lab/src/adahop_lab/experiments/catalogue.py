@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adahop_lab.experiments import EXPERIMENTS
 from adahop_lab.experiments.cells import Cell, read_cells
 
 ORDER = (
@@ -18,35 +19,6 @@ DATASETS = (
     *("cora", "pubmed", "ppi", "reddit", "flickr", "ppi_rebuilt_labels", "amazon_computers", "tolokers"),
     *("blogcatalog_attr", "flickr_small_attr", "coauthor_physics", "ogbn-proteins", "stars"),
 )
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """`folders` is where its cells are; one that measures nothing of its own looks at the tables' runs."""
-
-    name: str
-    short: str
-    title: str
-    folders: tuple[str, ...]
-    measure: str = "scores"
-    alone: bool = False  # a run at a time, whatever `jobs` says: seconds are what it measures
-
-
-TABLES = ("table2", "table3")
-EXPERIMENTS = {
-    e.name: e
-    for e in (
-        Experiment("table2", "Table 2", "Table 2: GCN", ("table2",)),
-        Experiment("table3", "Table 3", "Table 3: attention", ("table3",)),
-        Experiment("convergence", "Convergence", "Convergence on validation", TABLES),
-        Experiment(
-            "sample-size", "Sample size", "Score and variance against sample size", ("sample-size",), "sample-size"
-        ),
-        Experiment("ogb", "OGB", "ogbn-proteins with GeniePath", ("ogb",)),
-        Experiment("regret", "Regret", "Variance over visits", ("regret",), "regret"),
-        Experiment("timing", "Timing", "Seconds an epoch", TABLES, "timing", alone=True),
-    )
-}
 
 
 def cells_of(name: str, folder: Path, datasets: list[str] | None = None) -> list[Cell]:
