@@ -545,13 +545,26 @@ def test_a_plain_sum_that_blows_up_is_told_so_and_has_a_way_out():
         plain = model(batch.x, batch.edge_index)
         return plain[0], scale_messages(model, sums=sums)(batch.x, batch.edge_index)[0]
 
-    with pytest.warns(UserWarning, match="GINConv sums its neighbours.*sums='drawn'"):
+    with pytest.warns(UserWarning, match="GINConv sums its neighbours.*sums='drawn'") as said:
         plain, whole = run("whole")
+    assert [w.filename for w in said] == [__file__]  # at the line of the script
     assert float(whole.sum() / plain.sum()) > 50
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain, drawn = run("drawn")
     assert torch.allclose(drawn, plain, atol=1e-4)  # uniform draws: as the script had it
+
+
+def test_a_model_of_many_sums_says_it_once():
+    hub = torch.stack([torch.arange(1, 401), torch.zeros(400, dtype=torch.long)])
+    data = Data(x=torch.rand(401, 6), edge_index=torch.cat([hub, hub.flip(0)], 1))
+    loader = AdaptiveNeighborLoader(data, [4, 4], [0], method="graphsage", estimator="plain")
+    model = scale_messages(pyg.GIN(6, 8, 2, 3))
+    with pytest.warns(UserWarning, match="sums its neighbours") as said:
+        for _ in range(2):
+            for batch in loader:
+                model(batch.x, batch.edge_index)
+    assert len(said) == 1
 
 
 def test_a_batch_norm_inside_a_layer_and_a_layer_used_twice_with_a_snapshot():
@@ -576,7 +589,7 @@ def test_a_batch_norm_inside_a_layer_and_a_layer_used_twice_with_a_snapshot():
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                total.append(float(loss))
+                total.append(float(loss.detach()))
         losses[estimator] = sum(total) / len(total)
     assert losses["snapshot"] < 1.5 * losses["plain"] < 5
     model = SharedLayer()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -33,6 +35,17 @@ AMOUNT = re.compile(r"allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB|PiB|EiB)")
 
 def _gib(number: str, unit: str) -> float:
     return float(number) * {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}.get(unit, 2**50) / 2**30
+
+
+def tell(sentence: str) -> None:
+    """A warning at the line of the user's that led here, past the frames of the libraries in between."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(" ".join(sentence.split()), stacklevel=level)
+
+
+LIBRARIES = ("adahop", "torch", "torch_geometric", "lightning", "pytorch_lightning", "contextlib")
 
 
 def one_of(value: Any, known: Iterable[str], what: str) -> str:

@@ -30,6 +30,8 @@ LAYERS = {
     "transformer": lambda i, o: pyg.TransformerConv(i, o, edge_dim=2),
 }
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*(as PyG has it|sums its neighbours)")  # has tests of its own
+
 
 class Net(nn.Module):
     """Two layers of a kind; the edge's attributes go through a layer of their own, where they are used."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader.utils import filter_data
 
+from adahop.checks import tell
 from adahop.pyg import batches
 from adahop.pyg.arguments import CLOSE, close, first_of_each, lifted, pair, sources_of
 from adahop.pyg.batches import DrawnBatch, Whole
@@ -221,7 +221,7 @@ class LayerHistories:
     def say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, stacklevel=4)
+            tell(text)
 
     def noting(self, call: Call) -> bool:
         """Whether this is the batch on which the layers are seen for the first time."""

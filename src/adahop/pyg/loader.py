@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch_geometric.loader.utils import filter_data
 from torch_geometric.sampler import NumNeighbors, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
-from adahop.checks import InputError, KindError, flag, function, node_ids
+from adahop.checks import InputError, KindError, flag, function, node_ids, tell
 from adahop.loader import STATE, Batches, Made
 from adahop.ops import random
 from adahop.pyg.align import align
@@ -235,10 +234,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         if hops.blocks is None or edges is None or align(hops.edge_index.to(edges.device), edges) is not None:
             return
         self._told = True
-        warnings.warn(
+        tell(
             "`transform` gave the batch edges that were not drawn, so its layers are not scaled and teach the sampler "
-            "nothing; apply it to the data before the loader, as in ToUndirected()(data)",
-            stacklevel=4,
+            "nothing; apply it to the data before the loader, as in ToUndirected()(data)"
         )
 
     def back(self, done: bool) -> None:

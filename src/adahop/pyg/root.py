@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from adahop.checks import tell
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.wrap import bare, layers_of, scale_of
@@ -104,14 +104,14 @@ class Root:
         name, (conv, reading) = next(iter(left.items()))
         others = f" and {len(left) - 1} more" if len(left) > 1 else ""
         what = "all hops are" if len(left) == len(readings) else "the hops of such layers are"
-        self.say(
-            f"layer '{name}' ({type(conv).__name__}){others} stays as PyG has it: {reading.why}; {what} drawn uniformly"
-        )
+        verb = "stay" if others else "stays"
+        which = f"layer '{name}' ({type(conv).__name__}){others}"
+        self.say(f"{which} {verb} as PyG has it: {reading.why}; {what} drawn uniformly")
 
     def say(self, text: str) -> None:
         if text not in self.said:
             self.said.add(text)
-            warnings.warn(text, stacklevel=6)
+            tell(text)
 
 
 def _batch_of(args: tuple, kwargs: dict[str, Any]) -> DrawnBatch | None:

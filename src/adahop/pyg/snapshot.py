@@ -8,7 +8,6 @@ import contextlib
 import inspect
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from adahop.checks import tell
 from adahop.pyg import batches
 from adahop.pyg.align import align
 from adahop.pyg.inference import inference
@@ -368,11 +368,9 @@ class Snapshots:
             self.waiting = root.form is None
             if not self.waiting and not self.warned:
                 self.warned = True
-                warnings.warn(
-                    f"no snapshot can be taken of {type(bare(self.model)).__name__} ({' '.join(str(e).split())}); run "
-                    "adahop.inference on the part of it that takes x and edge_index once an epoch, or pass "
-                    "estimator='plain'",
-                    stacklevel=3,
+                tell(
+                    f"no snapshot can be taken of {type(bare(self.model)).__name__} ({e}); run adahop.inference on the "
+                    "part of it that takes x and edge_index once an epoch, or pass estimator='plain'"
                 )
 
     def cost(self) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NumNeighbors
 
-from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, flag, node_ids, of_kind, one_of
+from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, flag, node_ids, of_kind, one_of, tell
 from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
@@ -53,7 +52,7 @@ def pyg_options(options: dict[str, Any], owner: Callable[..., None]) -> dict[str
             raise InputError(f"`{name}` must be left out, got {type(options[name]).__name__}: {why}")
     unused = [name for name in UNUSED if options.get(name)]
     if unused:
-        warnings.warn(f"`{unused[0]}` is not used: batches are drawn in threads, see `prefetch`", stacklevel=4)
+        tell(f"`{unused[0]}` is not used: batches are drawn in threads, see `prefetch`")
     passed = (*UNUSED, *HARMLESS, *REFUSED)
     rest = {k: v for k, v in options.items() if k not in passed}
     builders: tuple[Callable[..., Any], ...] = (owner, node_wise, *(kind.__init__ for kind in POLICIES.values()))

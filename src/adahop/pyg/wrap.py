@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import is_sparse, to_edge_index
 
-from adahop.checks import InputError, KindError, one_of
+from adahop.checks import InputError, KindError, one_of, tell
 from adahop.ops import segment_sum
 from adahop.pyg import batches
 from adahop.pyg.align import Aligned, align, same
@@ -282,11 +281,10 @@ class Call:
         large = big > 2.0 * small and big > 8.0 * one * rows and not self.reading.functions
         if large and not self.batch.kept.setdefault("large sums", False):
             self.batch.kept["large sums"] = True
-            warnings.warn(
+            tell(
                 f"{type(self.layer.conv).__name__} sums its neighbours: its sums are now those of the whole graph, "
                 f"{big / max(small, 1e-30):.1f} times those of the drawn ones; if training diverges, call "
-                "scale_messages(model, sums='drawn')",
-                stacklevel=2,
+                "scale_messages(model, sums='drawn')"
             )
 
     def watch(self, out: Tensor) -> None:
