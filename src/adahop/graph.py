@@ -26,7 +26,18 @@ from adahop.checks import (
     room_for,
     whole,
 )
-from adahop.ops import Edges, Rows, large_pages, lower_bound, pointer, segment_of, spans, target_rows
+from adahop.ops import (
+    Edges,
+    Rows,
+    large_pages,
+    lower_bound,
+    normalise,
+    pointer,
+    prepend,
+    segment_of,
+    spans,
+    target_rows,
+)
 from adahop.typed import Relation, Types, check_relations, of_hetero
 
 if TYPE_CHECKING:
@@ -357,34 +368,20 @@ class Graph:
         g = self._with_loops() if flag(self_loops, "self_loops") else self
         if kind is None:
             return g
-        weight, row = g.edge_weight().double(), g.row()
-        total = torch.zeros(g.num_rows, dtype=torch.double, device=g.device).index_add_(0, row, weight)
-        if kind == "row":
-            weight = weight / total.clamp(min=1e-300)[row]
-        else:
-            root = total.rsqrt().masked_fill(total == 0, 0.0)
-            weight = weight * root[row] * root[g.indices.long()]
-        return g.replace(weight=weight.float())
+        return g.replace(weight=normalise(g.indptr, g.indices, g.weight, kind == "sym"))
 
     def _with_loops(self) -> Graph:
-        n, m, dst = self.num_nodes, self.num_edges, self.dst()
-        nodes = torch.arange(n, device=self.device)
-        old = torch.arange(m, device=self.device) + dst + 1  # every node's segment moves by the loops before it
-        new = self.indptr[:-1] + nodes
-        indices = torch.empty(m + n, dtype=self.indices.dtype, device=self.device)
-        indices[new], indices[old] = nodes.to(indices.dtype), self.indices
-        eid = torch.empty(m + n, dtype=torch.int32 if m + n < 2**31 else torch.int64, device=self.device)
-        eid[new] = (m + nodes).to(eid.dtype)
-        eid[old] = (torch.arange(m, device=self.device) if self.eid is None else self.eid).to(eid.dtype)
-        weight = None
-        if self.weight is not None:
-            weight = torch.empty(m + n, device=self.device)
-            weight[new], weight[old] = 1.0, self.weight
-        steps = torch.arange(n + 1, device=self.device)
-        time = None
-        if self.time is not None:
-            time = torch.empty(m + n, dtype=self.time.dtype, device=self.device)
-            time[new], time[old] = 0, self.time
+        n, m, device = self.num_nodes, self.num_edges, self.device
+        nodes, steps = torch.arange(n, device=device), torch.arange(n + 1, device=device)
+
+        def before(values: Tensor, own: Tensor) -> Tensor:
+            return prepend(values, self.indptr, own.to(values.dtype))
+
+        word = torch.int32 if m + n < 2**31 else torch.int64
+        eid = torch.arange(m, dtype=word, device=device) if self.eid is None else self.eid.to(word)
+        indices, eid = before(self.indices, nodes), before(eid, m + nodes)
+        weight = None if self.weight is None else before(self.weight, torch.ones(n, device=device))
+        time = None if self.time is None else before(self.time, torch.zeros(n, device=device))
         last = None if self.ends is None else self.ends + nodes + 1
         return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1, last, time)
 
