@@ -1,67 +1,141 @@
-"""What a step costs with PyG's models: the draw, the model alone, and what learning and the snapshot add to it.
+"""What training costs: the scripts in pyg/ at k neighbours, and converted at k/2, part by part.
 
-    python lab/benchmarks/pyg_cost.py --data DIR [--graph ppi_rebuilt_labels] [--neighbors 10] [--batches 12]
+    python lab/benchmarks/pyg_cost.py --data DIR [--only "tolokers gat"] [--rounds 5]
 
-Processor milliseconds a batch, in turns, median; one thread; the last row has half the neighbours. `pass` is a
-pass over the whole graph, once an epoch.
+The scripts are those of pyg_half.py, with the settings that it chose. Their epochs run in turns, one of each way per
+round, on one thread; a figure is the median over rounds, after one round that is not counted, and a ratio the median of
+the rounds' own ratios. An epoch is split into the draw (from one batch to the next, with what the sampler learns), the
+rest of the step (model, loss, gradient, optimizer), and the evaluation on all nodes that follows it in every script,
+which takes the snapshot (measured for the first and the last way). Each cell is written as it ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
+import platform
+import sys
 import time
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
-import torch
-from torch_geometric.nn import GAT, GCN, GraphSAGE
-
-import adahop
-from adahop.metrics import criterion
-from adahop.pyg import AdaptiveNeighborLoader, inference, scale_messages
-
-MODELS: dict[str, Any] = {"GraphSAGE": GraphSAGE, "GCN": GCN, "GAT": GAT}
-WAYS: dict[str, dict[str, Any]] = {
-    "graphsage": {"method": "graphsage", "replace": False},
-    "adahop, plain": {"method": "adahop", "estimator": "plain"},
-    "adahop": {"method": "adahop"},
-    "bs": {"method": "bs"},
-    "bs.m": {"method": "bs.m"},
+HERE = Path(__file__).parent
+GRAPHS = ("amazon_computers", "tolokers", "ppi_rebuilt_labels")
+K = 10
+DRAWS = 'method="adahop", estimator="plain"'
+WAYS: dict[str, tuple[int, str, bool, bool]] = {  # neighbours, arguments of the loader, scale_messages, learn
+    "script, k": (K, 'method="graphsage", replace=False', False, False),
+    "script, k/2": (K // 2, 'method="graphsage", replace=False', False, False),
+    "scaled, k/2": (K // 2, DRAWS, True, False),
+    "listening, k/2": (K // 2, DRAWS, True, True),
+    "adahop, k/2": (K // 2, 'method="adahop"', True, True),
+}
+ABOUT = {
+    "script, k": "uniform draws of our loader without replacement, k neighbours per hop, layers as PyG has them",
+    "script, k, pyg": "PyG's own NeighborLoader, k neighbours per hop",
+    "script, k/2": "the same with k/2",
+    "scaled, k/2": "draws of method adahop, nothing is learned; layers apply the scale",
+    "listening, k/2": "and the sampler learns from their messages",
+    "adahop, k/2": "and the snapshot: the default of the loader",
 }
 
 
-class Bench:
-    """A model of PyG's with a loader of its own, which it teaches or not."""
+def scripts() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pyg_half", HERE / "pyg_half.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pyg_half"] = module
+    spec.loader.exec_module(module)
+    return module
 
-    def __init__(self, data: Any, kind: str, way: str, k: int, learn: bool):
-        torch.manual_seed(0)
-        self.kind, self.way, self.k, self.learn = kind, way, k, learn
-        self.model = MODELS[kind](data.x.shape[1], 128, num_layers=2, out_channels=data.classes)
-        self.loader = AdaptiveNeighborLoader(
-            data, [k, k], data.train_mask, batch_size=512, shuffle=True, **WAYS[way]
-        )  # fmt: skip
-        if learn:
-            self.loader.learn(scale_messages(self.model))
-        self.steps = iter(self.loader)
-        self.spent: dict[str, list[float]] = {"draw": [], "step": []}
 
-    def turn(self) -> None:
-        """One batch: drawn (with what the last one taught), then forward and backward."""
-        began = time.process_time()
-        batch = next(self.steps)
-        drawn = time.process_time()
-        out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
-        criterion(out, batch.y[: batch.batch_size]).backward()
-        self.model.zero_grad()
-        self.spent["draw"].append(drawn - began)
-        self.spent["step"].append(time.process_time() - drawn)
+def with_wheel() -> bool:
+    """Whether PyG's NeighborLoader can draw here."""
+    from torch_geometric import typing
 
-    def row(self) -> dict[str, Any]:
-        ms = {name: round(1e3 * median(times[2:]), 1) for name, times in self.spent.items()}
-        return {"model": self.kind, "way": self.way, "k": self.k, "learn": self.learn, **ms}
+    return bool(typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE)
+
+
+class Script:
+    """A script up to its first epoch, and its epochs one at a time."""
+
+    def __init__(self, half: ModuleType, graph: str, script: str, way: str, folder: Path, settings: tuple):
+        features, metric, _, batch, _ = half.GRAPHS[graph]
+        text = (HERE / "pyg" / f"{script}.py").read_text()
+        k = K
+        if way != "script, k, pyg":
+            k, options, scaled, learn = WAYS[way]
+            line = "from adahop.pyg import AdaptiveNeighborLoader as NeighborLoader, scale_messages"
+            text = text.replace(half.IMPORT, line)
+            text = text.replace(half.LOADER, half.LOADER[:-1] + f", seed=args.seed, {options})")
+            more = ("scale_messages(model)\n" if scaled else "") + ("loader.learn(model)\n" if learn else "")
+            text = text.replace("\noptimizer =", f"\n{more}optimizer =")
+        words = {"dataset": folder / f"{graph}.npz", "features": features, "metric": metric, "neighbors": k,
+                 "batch-size": batch, "lr": settings[0], "dropout": settings[1], "epochs": 0}  # fmt: skip
+        before, sys.argv = sys.argv, [script, *(w for n, v in words.items() for w in (f"--{n}", str(v)))]
+        self.parts: dict[str, Any] = {"__name__": "__main__"}
+        try:
+            exec(compile(text, f"{script}.py", "exec"), self.parts)
+        finally:
+            sys.argv = before
+        self.spent: list[dict[str, float]] = []
+        self.edges = self.batches = 0
+
+    def epoch(self, evaluate: bool = True) -> None:
+        """As in the script; ways that take no snapshot may leave the evaluation out."""
+        model, optimizer, criterion = (self.parts[name] for name in ("model", "optimizer", "criterion"))
+        adahop, data, clock = self.parts["adahop"], self.parts["data"], time.process_time
+        draw = step = 0.0
+        self.edges = self.batches = 0
+        model.train()
+        at = clock()
+        for batch in self.parts["loader"]:
+            now = clock()
+            draw += now - at
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = criterion(out, batch.y[: batch.batch_size])
+            loss.backward()
+            optimizer.step()
+            self.edges += batch.edge_index.shape[1]
+            self.batches += 1
+            at = clock()
+            step += at - now
+        draw += clock() - at
+        at = clock()
+        if evaluate:
+            adahop.inference(model, data)
+        self.spent.append({"train": draw + step, "draw": draw, "step": step, "evaluation": clock() - at})
+
+    def row(self, base: Script) -> dict[str, Any]:
+        """Milliseconds per epoch, and the ratio to another way by rounds."""
+        mine, theirs = self.spent[1:], base.spent[1:]
+        ms = {name: round(1e3 * median(s[name] for s in mine), 1) for name in mine[0]}
+        ratio = [a["train"] / b["train"] for a, b in zip(mine, theirs, strict=True)]
+        return {**ms, "edges": self.edges, "batches": self.batches, "ratio": round(median(ratio), 3),
+                "ratios": [round(r, 3) for r in ratio]}  # fmt: skip
+
+
+def cell(half: ModuleType, graph: str, script: str, args: argparse.Namespace, settings: tuple) -> dict[str, Any]:
+    names = [*WAYS, *(["script, k, pyg"] if with_wheel() else [])]
+    names = [n for n in names if not args.ways or n in args.ways.split(";")]
+    ways = {name: Script(half, graph, script, name, args.data, settings) for name in names}
+    for _ in range(args.rounds + 1):
+        for name, one in ways.items():
+            one.epoch(evaluate=name in ("script, k", "adahop, k/2"))
+    full = [w for n, w in ways.items() if n in ("script, k", "script, k, pyg")] or list(ways.values())[:1]
+    base = min(full, key=lambda w: median(s["train"] for s in w.spent[1:]))
+    rows = {name: one.row(base) for name, one in ways.items()}
+    found: dict[str, Any] = {"lr": settings[0], "dropout": settings[1], "rows": rows}
+    if {"listening, k/2", "scaled, k/2"} <= ways.keys():
+        pairs = zip(ways["listening, k/2"].spent[1:], ways["scaled, k/2"].spent[1:], strict=True)
+        found["listening"] = round(median(a["train"] / b["train"] for a, b in pairs) - 1, 3)
+    return found
 
 
 def main() -> None:
@@ -69,29 +143,42 @@ def main() -> None:
     parser.add_argument(
         "--data", default=os.environ.get("ADAHOP_DATA", "data"), type=Path, help="folder of the .npz files"
     )
-    parser.add_argument("--graph", default="ppi_rebuilt_labels")
-    parser.add_argument("--neighbors", type=int, default=10)
-    parser.add_argument("--batches", type=int, default=12)
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "pyg_cost.json", type=Path)
+    parser.add_argument("--only", default="", help="words that must all be in 'graph script'")
+    parser.add_argument("--ways", default="", help="some of the ways, separated by semicolons")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", default=HERE / "results" / "pyg_cost.json", type=Path)
     args = parser.parse_args()
+
+    import torch
+
+    from adahop.ops import set_threads
+
     torch.set_num_threads(1)
-    data = adahop.load(str(args.data / f"{args.graph}.npz"))
-    found = []
-    for kind in MODELS:
-        alike = [Bench(data, kind, way, args.neighbors, learn) for way in WAYS for learn in (False, True)]
-        alike.append(Bench(data, kind, "adahop", args.neighbors // 2, True))
-        for _ in range(args.batches):
-            for bench in alike:
-                bench.turn()
-        rows = [bench.row() for bench in alike]
-        began = time.process_time()
-        inference(alike[0].model, data)
-        found.append({"model": kind, "pass": round(1e3 * (time.process_time() - began), 1), "rows": rows})
-        for row in rows:
-            print(*row.values(), flush=True)
-        print(kind, "pass", found[-1]["pass"], flush=True)
-    about = {"graph": args.graph, "neighbors": args.neighbors, "batches": args.batches, "batch_size": 512}
-    args.out.write_text(json.dumps({**about, "found": found}, indent=1) + "\n")
+    set_threads(1)
+    half = scripts()
+    tried = [json.loads(line) for line in (HERE / "results" / "pyg_half.jsonl").read_text().splitlines()]
+    found: dict[str, Any] = {"cells": {}}
+    with contextlib.suppress(FileNotFoundError):
+        found = json.loads(args.out.read_text())
+    found |= {
+        "command": "python lab/benchmarks/pyg_cost.py --data DIR",
+        "unit": "processor milliseconds per epoch, one thread, epochs of all ways in turns, median over rounds",
+        "k": K, "hidden": 64, "rounds": args.rounds, "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "baseline": "the faster of our uniform loader and PyG's NeighborLoader" if with_wheel() else
+        "our uniform loader: neither pyg-lib nor torch-sparse has a wheel here, so PyG's NeighborLoader cannot draw",
+        "ways": {name: text for name, text in ABOUT.items() if name in WAYS or with_wheel()},
+    }  # fmt: skip
+    for graph in GRAPHS:
+        for script in half.SCRIPTS:
+            if not all(word in f"{graph} {script}" for word in args.only.split()):
+                continue
+            settings = half.settings(tried, graph, script)
+            found["cells"][f"{graph} {script}"] = one = cell(half, graph, script, args, settings)
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+            print(graph, script, settings, "listening", one.get("listening"))
+            for name, row in one["rows"].items():
+                print(f"  {name:16}", *(f"{k} {v}" for k, v in row.items() if k != "ratios"), flush=True)
 
 
 if __name__ == "__main__":

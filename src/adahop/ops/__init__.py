@@ -28,6 +28,7 @@ from adahop.ops.registry import OPS, Op, register, uncast
 from adahop.ops.segments import lower_bound, pointer, segment_max, segment_of, segment_sum, spans
 from adahop.ops.summing import (
     attend,
+    change,
     energies,
     full_sum,
     gather_sum,
@@ -35,6 +36,7 @@ from adahop.ops.summing import (
     may_wait,
     rows_dot,
     softmax,
+    spread,
     table,
     table_dot,
     table_rows,

@@ -26,6 +26,7 @@ class Whole:
     def __init__(self, data: Data, graph: Graph):
         self.data, self.graph = data, graph
         self._sums: dict[tuple[str | None, int], tuple[Tensor, Tensor]] = {}
+        self._loops: dict[str | None, Tensor] = {}
 
     def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
         """[N] sums of the edge attribute `name` (None: of ones) over the in-edges (row 0: out-edges) of each node
@@ -45,12 +46,14 @@ class Whole:
 
     def loops(self, name: str | None = None) -> Tensor:
         """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
-        src, dst = self.data.edge_index
-        loop = (src == dst).nonzero().flatten()
-        value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
-        out = value.new_full((self.graph.num_nodes,), float("nan"))
-        out[dst[loop]] = value[loop]
-        return out
+        if name not in self._loops:
+            src, dst = self.data.edge_index
+            loop = (src == dst).nonzero().flatten()
+            value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
+            out = value.new_full((self.graph.num_nodes,), float("nan"))
+            out[dst[loop]] = value[loop]
+            self._loops[name] = out
+        return self._loops[name]
 
 
 @dataclass(eq=False)
@@ -67,6 +70,7 @@ class DrawnBatch:
     drawn: Tensor | None = None  # [2, M] the edges, where those of the batch are others (a transform)
     listens: bool = False  # whether layers that train on it should note their messages
     memory: weakref.ref[Any] | None = None  # the snapshot that layers apply on it
+    expected: int | None = None  # how many rounds the last step had
     rounds: list[Any] = field(default_factory=list)  # what layers noted on it, in order
     calls: dict[Any, list[int]] = field(default_factory=dict)  # per layer, where the inputs of its calls lay
     kept: dict[Any, Any] = field(default_factory=dict)  # what several layers compute alike

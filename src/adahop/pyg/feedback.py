@@ -37,6 +37,7 @@ class Learner:
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: weakref.ref[Any] | None = None  # the batch handed out last
     _model: nn.Module | None = None  # whose messages it learns from
+    _rounds: int | None = None  # how many times layers passed messages in the last step
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
 
     @property
@@ -121,7 +122,7 @@ class Learner:
         if not drawn.directional:
             raise InputError("`subgraph_type` must be 'directional' for a sampler to learn, got another")
         drawn.rounds.clear()
-        drawn.listens = self.sampler.listens
+        drawn.listens, drawn.expected = self.sampler.listens, self._rounds
         drawn.memory = None if self._snapshots is None else weakref.ref(self._snapshots)
 
     def _hand_out(self, batch: Data, hops: Hops) -> Data:
@@ -167,7 +168,9 @@ class Learner:
     def _teach(self, drawn: DrawnBatch, model: nn.Module) -> None:
         ours: set[Propagate | None] = {scale_of(m) for m in layers_of(model).values()}
         rounds = [r for r in drawn.rounds if r.layer in ours]
+        many = len(drawn.rounds)
         rounds = [r for r in rounds if r.counts or r.known] if any(r.counts for r in rounds) else []
+        self._rounds = many if len(rounds) == many else None
         drawn.rounds.clear()
         if not rounds or not self.sampler.listens or drawn.e_id.numel() == 0:
             return

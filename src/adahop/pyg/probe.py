@@ -22,6 +22,7 @@ from adahop.graph import Graph
 from adahop.ops import uncast
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Found, Whole
+from adahop.pyg.fused import candidate
 from adahop.pyg.readings import Reading
 
 if TYPE_CHECKING:
@@ -146,7 +147,32 @@ def _traits(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.d
         return reading
     length = now.norm().clamp(min=1e-12)
     linear = float((0.7 * now - 1.3 * flipped - both).norm() / length) < CLOSE[dtype]
-    return reading._replace(linear=linear, parametric=not torch.equal(again, now))
+    reading = reading._replace(linear=linear, parametric=not torch.equal(again, now))
+    return reading._replace(times=_times(conv, reading, trial, dtype, sorted(lifted)) if candidate(conv) else None)
+
+
+def _times(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.dtype, names: list[str]) -> str | None:
+    """The argument that messages are, times a coefficient: summed with it alone, the layer gives the same.
+
+    In training too: what is dropped must be dropped from coefficients, not from each entry of a message.
+    """
+
+    def run(one: Reading, training: bool) -> Tensor:
+        layer = _clone(conv, dtype)
+        for m in layer.modules():
+            m.training = training
+        torch.manual_seed(0)
+        return _with(layer, one, trial)[1]
+
+    want = [run(reading, training) for training in (False, True)]
+    for name in names:
+        try:
+            got = [run(reading._replace(times=name), training) for training in (False, True)]
+        except Exception:  # the layer does not run on ones
+            continue
+        if all(_far([a], [b]) < CLOSE[dtype] for a, b in zip(got, want, strict=True)):
+            return name
+    return None
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -183,17 +209,25 @@ def _call(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Propaga
 
 
 def _error(conv: MessagePassing, reading: Reading, trial: Trial, want: list[Tensor]) -> tuple[float, set[str], bool]:
+    call, got = _with(conv, reading, trial)
+    return _far([got[:SEEDS]], want), call.asked, call.estimated
+
+
+def _with(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Call, Tensor]:
+    """A layer on the cut graph with a reading: the call, and what it gives for all nodes."""
     layer, call = _call(conv, reading, trial)
     with layer.within(call):
-        got = _out(layer._forward(**trial.cut))
-    return _far(got, want), call.asked, call.estimated
+        return call, _first(layer._forward(**trial.cut))
+
+
+def _first(value: Any) -> Tensor:
+    given = value if isinstance(value, tuple | list) else (value,)
+    return next(v for v in given if isinstance(v, Tensor))
 
 
 def _out(value: Any) -> list[Tensor]:
     """What a layer gives for the seeds."""
-    given = value if isinstance(value, tuple | list) else (value,)
-    first = next(v for v in given if isinstance(v, Tensor))
-    return [first[:SEEDS]]
+    return [_first(value)[:SEEDS]]
 
 
 def _far(got: list[Tensor], want: list[Tensor]) -> float:
@@ -321,7 +355,7 @@ def _clone(module: nn.Module, dtype: torch.dtype) -> Any:
     new.__dict__ = {k: v for k, v in module.__dict__.items() if k not in ("forward", "propagate", "aggregate")}
     own: dict[str, Any] = {
         "_parameters": {k: None if p is None else _moved(p, dtype) for k, p in module._parameters.items()},
-        "_buffers": {k: _as(b, dtype) for k, b in module._buffers.items()},
+        "_buffers": {k: None if b is None else _as(b, dtype).clone() for k, b in module._buffers.items()},
         "_modules": {k: None if m is None else _clone(m, dtype) for k, m in module._modules.items()},
         "training": False,
     }  # fmt: skip

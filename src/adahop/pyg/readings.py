@@ -17,6 +17,7 @@ from torch_geometric import utils
 from torch_geometric.nn import Aggregation, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
+from adahop import ops
 from adahop.ops import segment_sum
 from adahop.pyg.align import Aligned
 
@@ -38,6 +39,7 @@ class Reading(NamedTuple):
     estimated: bool = False  # whether degrees are estimated from the batch (learned edge weights)
     linear: bool = False  # whether messages are linear in what nodes pass to `propagate`
     parametric: bool = True  # whether messages depend on the layer's parameters
+    times: str | None = None  # the argument of `propagate` that a message is, times a coefficient
 
     @property
     def left_alone(self) -> bool:
@@ -66,6 +68,10 @@ def softmax(
     scale = call.scale_of(src.shape[dim])
     if scale is None:
         return utils.softmax(src, index, ptr, num_nodes, dim)
+    if dim == 0 and ptr is None and index is not None and src.dim() <= 2:
+        out = ops.softmax(src, index, call.batch.n_id.numel() if num_nodes is None else num_nodes, scale.to(src.dtype))
+        call.alpha = out.detach()
+        return out
     shape = [1] * src.dim()
     shape[dim] = -1
     out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
@@ -106,6 +112,14 @@ def gcn_norm(
         return pyg_gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     fill, name = 2.0 if improved and edge_weight is not None else 1.0, call.attribute(edge_weight)
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
+    key = ("gcn_norm", name, fill, add_self_loops, n, dtype, edge_weight is None, *aligned[:3], call.device)
+    usual = add_self_loops and aligned.at is None and aligned.kept == aligned.edges and aligned.share == 1.0
+    usual = usual and name != call.LEARNED and (edge_weight is None or not edge_weight.requires_grad)
+    if usual and key in call.batch.kept:  # of another layer
+        edge_index, aligned, out, call.targets = call.batch.kept[key]
+        call.known.append((edge_index, aligned))
+        call.keep(out, None)
+        return edge_index, out
     inward, loops = call.degrees(name, edge_weight, aligned, edge_index, n)
     if add_self_loops:
         total = inward + call.loops(name, loops, n).nan_to_num(fill)
@@ -120,6 +134,8 @@ def gcn_norm(
     call.targets = root.detach()
     out = root[edge_index[0]] * value * root[edge_index[1]]
     call.keep(out, edge_weight if name == call.LEARNED else None)
+    if usual:
+        call.batch.kept[key] = edge_index, aligned, out, call.targets
     return edge_index, out
 
 

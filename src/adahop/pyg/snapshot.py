@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from adahop import ops
 from adahop.checks import tell
-from adahop.pyg import batches
+from adahop.pyg import batches, fused
 from adahop.pyg.align import align
+from adahop.pyg.fused import Operand, on_ones
 from adahop.pyg.inference import inference
 from adahop.pyg.readings import Reading
 from adahop.pyg.root import Root
-from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of
+from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of, targets_of
 
 log = logging.getLogger("adahop")
 EDGE = ("edge_weight", "edge_attr")
@@ -116,8 +117,9 @@ class Recording:
             if isinstance(value, Tensor) and last is not None and value is last[0]:
                 continue  # what the edge update gave is found again from its own arguments
             if all(r == n for r in rows):
-                kept = [None if v is None else self.memory.keep(v) for v in pair]
-                table.node[name] = kept[0] if len(pair) == 1 else tuple(kept)
+                one = None if pair[0] is None else self.memory.keep(pair[0])
+                rest = [one if v is pair[0] else None if v is None else self.memory.keep(v) for v in pair[1:]]
+                table.node[name] = (one, *rest) if rest else one
             elif own is None and rows == [edge_index.shape[1]]:
                 table.edge[name] = self.memory.keep(value)
                 table.used = edge_index
@@ -162,19 +164,30 @@ class Applied:
     ) -> Tensor:
         self.mode, self.table = "new", None
         passes, reading = self.recorded.passes, call.reading
-        then, fixed = (None, False) if call.passes >= len(passes) else self._then(call, passes[call.passes], kwargs)
+        table = passes[call.passes] if call.passes < len(passes) else None
+        rows = call.rows_of(kwargs)
+        old = None if rows is None or table is None else self._beside(call, table, rows, kwargs)
+        name = None if old is None else reading.times
+        then, fixed = (None, False) if table is None else self._then(call, table, kwargs, name)
         if then is None:
-            return own(edge_index, size=size, **kwargs)
-        self.table = passes[call.passes]
+            if rows is None:
+                return own(edge_index, size=size, **kwargs)
+            return call.without_messages(Operand(rows), own, edge_index, size, kwargs)
+        self.table = table
         if fixed and reading.linear and not reading.parametric:
             if self.keep == 1.0 and self._known(call, kwargs):
                 self.mode = "known"
                 return own(edge_index[:, :0], size=size, **self._no_edges(kwargs, edge_index.shape[1]))
             self.mode = "linear"
+            if rows is not None and old is not None:
+                return call.without_messages(self._changed(call, rows, old), own, edge_index, size, kwargs)
             return own(edge_index, size=size, **self._less(kwargs, then))
+        if rows is not None and old is not None:
+            operand = self._corrected(call, own, edge_index, size, then, rows, old)
+            return call.without_messages(operand, own, edge_index, size, kwargs)
         self.mode = "old"
         alpha, call.alpha = call.alpha, None
-        self._at_the_pass(call, lambda: own(edge_index, size=size, **then))
+        self._at_the_pass(call, lambda: own(edge_index, size=size, **then), reading.parametric)
         call.alpha, self.mode = alpha, "both"
         return own(edge_index, size=size, **kwargs)
 
@@ -203,6 +216,57 @@ class Applied:
         call.watch(out)
         return out
 
+    # --- sums without messages ----------------------------------------------------------------------------------------
+
+    def _beside(self, call: Call, table: Table, rows: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+        """The table of what the sources passed on at the pass, where a sum without messages can read it."""
+        name = call.reading.times
+        assert name is not None
+        old, total = _pair(table.node.get(name))[0], table.total
+        if (
+            old is None
+            or total is None
+            or (call.reading.linear and not call.reading.parametric and len(table.node) > 1)
+        ):
+            return None
+        softmax = "softmax" in call.reading.functions
+        if not softmax and (call.reading.parametric or not call.reading.linear or table.edge):
+            return None  # what changed of a message is noted message by message
+        fits = (old.dtype, old.device, old.shape[1:]) == (rows.dtype, rows.device, rows.shape[1:])
+        same = (total.dtype, total.device, total.shape[1:]) == (rows.dtype, rows.device, rows.shape[1:])
+        return old if fits and same and old.is_contiguous() and len(rows) <= call.batch.n_id.numel() else None
+
+    def _changed(self, call: Call, rows: Tensor, old: Tensor) -> Operand:
+        """Linear messages: what changed since the pass, on top of the sums of the pass."""
+        assert self.table is not None and self.table.total is not None
+        n_id = call.batch.on(rows.device, "n_id")
+        change, norm = ops.change(rows, old, n_id, self.keep)
+        return Operand(change, norm, (self.table.total, n_id, self.keep))
+
+    def _corrected(
+        self, call: Call, own: Callable[..., Tensor], edge_index: Tensor, size: Any, then: dict[str, Any],
+        rows: Tensor, old: Tensor,
+    ) -> Operand:  # fmt: skip
+        """Messages now, on top of the sums of the pass less those of the drawn edges then."""
+        assert self.table is not None and self.table.total is not None
+        alpha, call.alpha = call.alpha, None
+        found: list[Tensor] = []
+
+        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            n_id, targets = call.batch.on(rows.device, "n_id"), targets_of(*args, **kwargs)
+            _, coef, at = fused.coefficients(call, rows, inputs, targets)
+            base = (self.table.total, n_id, self.keep)  # type: ignore[union-attr]
+            found.append(ops.gather_sum(old, n_id[at.src], at.dst, at.sorted(coef * -self.keep), at.ptr, base))
+            return inputs.new_zeros(targets, *inputs.shape[1:])
+
+        call.layer.conv.__dict__["aggregate"], before = aggregate, call.layer.conv.__dict__["aggregate"]
+        try:
+            self._at_the_pass(call, lambda: own(edge_index, size=size, **then), call.reading.parametric)
+        finally:
+            call.layer.conv.__dict__["aggregate"] = before
+        call.alpha = alpha
+        return Operand(rows, None, (found[0], None, 1.0))
+
     # --- its parts ----------------------------------------------------------------------------------------------------
 
     def _total(self, call: Call, out: Tensor) -> Tensor:
@@ -211,11 +275,16 @@ class Applied:
         rows = call.batch.on(total.device, "n_id")[: out.shape[call.layer.conv.node_dim]]
         return total.index_select(call.layer.conv.node_dim, rows).to(out.device, out.dtype)
 
-    def _then(self, call: Call, table: Table, kwargs: dict[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-        """The arguments as they were at the pass, and whether those of edges are as they are now."""
-        then, fixed = dict(kwargs), True
+    def _then(
+        self, call: Call, table: Table, kwargs: dict[str, Any], ones: str | None = None
+    ) -> tuple[dict[str, Any] | None, bool]:
+        """The arguments as they were at the pass, and whether those of edges are as they are now.
+
+        `ones` names one that is read where it lies: it gets ones instead.
+        """
+        then, fixed = dict(kwargs) if ones is None else on_ones(ones, kwargs), True
         for name, value in kwargs.items():
-            if not isinstance(value, Tensor | tuple | list):
+            if not isinstance(value, Tensor | tuple | list) or name == ones:
                 continue
             if self.then is not None and value is self.then[0]:
                 then[name], fixed = self.then[1], False
@@ -299,24 +368,32 @@ class Applied:
             out[name] = tuple(one) if isinstance(kwargs[name], tuple | list) else one[0]
         return out
 
-    def _at_the_pass(self, call: Call, run: Callable[[], Tensor]) -> Tensor:
+    def _at_the_pass(self, call: Call, run: Callable[[], Tensor], parametric: bool = True) -> Tensor:
         """`run` with the layer's parameters of the pass, without dropout and without a gradient."""
         conv = call.layer.conv
         with torch.no_grad(), _still(conv):
-            if not call.reading.parametric and not self.recorded.updates:
+            if not parametric:
                 return run()
-            return functional_call(_Holder(conv), {f"conv.{k}": v for k, v in self.recorded.old.items()}, (run,))
+            with _with_parameters(conv, self.recorded.old):
+                return run()
 
 
-class _Holder(nn.Module):
-    """Lets a function run while a layer has other parameters."""
-
-    def __init__(self, conv: MessagePassing):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, run: Callable[[], Tensor]) -> Tensor:
-        return run()
+@contextlib.contextmanager
+def _with_parameters(conv: MessagePassing, values: dict[str, Tensor]) -> Iterator[None]:
+    """Within, a layer has other parameters and buffers."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for path, value in values.items():
+            where, _, name = path.rpartition(".")
+            module = conv.get_submodule(where)
+            held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+            if name in held:
+                before.append((held, name, held[name]))
+                held[name] = value
+        yield
+    finally:
+        for held, name, value in before:
+            held[name] = value
 
 
 class Snapshots:
@@ -506,11 +583,11 @@ def _place(t: Tensor) -> tuple:
 @contextlib.contextmanager
 def _still(conv: MessagePassing) -> Iterator[None]:
     """Within, a layer drops nothing and counts nothing."""
-    training = [m for m in conv.modules() if m.training]
-    for m in training:
-        m.training = False
+    training = [m.__dict__ for m in conv.modules() if m.training]
+    for own in training:
+        own["training"] = False
     try:
         yield
     finally:
-        for m in training:
-            m.training = True
+        for own in training:
+            own["training"] = True

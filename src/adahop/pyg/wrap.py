@@ -18,7 +18,7 @@ from torch_geometric.utils import is_sparse, to_edge_index
 
 from adahop.checks import InputError, KindError, one_of, tell
 from adahop.ops import segment_sum
-from adahop.pyg import batches
+from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align, same
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.readings import Copies, Reading, counts
@@ -69,6 +69,7 @@ class Call:
         self.fixed: list[Tensor] = []  # edge values that only the graph decides
         self.passes = 0  # propagates so far
         self.memory: Any = None
+        self.operand: fused.Operand | None = None  # what a sum without messages is formed from
 
     # --- what the functions in `readings` ask -------------------------------------------------------------------------
 
@@ -198,10 +199,29 @@ class Call:
             self._open_round()
             if self.memory is not None:
                 return self.memory.propagate(self, own, edge_index, size, kwargs)
-            return own(edge_index, size=size, **kwargs)
+            rows = self.rows_of(kwargs)
+            if rows is None:
+                return own(edge_index, size=size, **kwargs)
+            return self.without_messages(fused.Operand(rows), own, edge_index, size, kwargs)
         finally:
             self.passes += 1
             self.used = self.place = self.alpha = None
+
+    def rows_of(self, kwargs: dict[str, Any]) -> Tensor | None:
+        """What the sources pass on, where the sum can be formed without messages."""
+        if self.reading.factor == "sum" and self.layer.sums == "whole" and not self.layer.checked:
+            return None  # the first sum is looked at
+        return fused.rows_of(self, kwargs)
+
+    def without_messages(
+        self, operand: fused.Operand, own: Callable[..., Tensor], edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        assert self.reading.times is not None
+        self.operand = operand
+        try:
+            return own(edge_index, size=size, **fused.on_ones(self.reading.times, kwargs))
+        finally:
+            self.operand = None
 
     def _use(self, edge_index: Tensor) -> None:
         self.used, self.place = edge_index, self.aligned(edge_index)
@@ -218,6 +238,8 @@ class Call:
         own = self.layer.own("aggregate")
         if self.place is None or self.used is None:
             return own(inputs, *args, **kwargs)
+        if self.operand is not None:
+            return fused.summed(self, self.operand, inputs, targets_of(*args, **kwargs))
         if self.memory is not None:
             return self.memory.aggregate(self, own, inputs, args, kwargs)
         scaled = self.scaled(inputs)
@@ -254,11 +276,36 @@ class Call:
 
     # --- what the sampler learns from ---------------------------------------------------------------------------------
 
+    def hears(self) -> bool:
+        """Whether a sampler learns from what is sent now."""
+        return (
+            self.listens
+            and self.round is not None
+            and self.place is not None
+            and not self.reading.left_alone
+            and not backward()
+        )
+
+    def taught(self) -> slice:
+        """Which of the edges in use the sampler will learn from: those of one hop, where as many layers as in the last
+        step will speak; else all.
+        """
+        place, batch = self.place, self.batch
+        assert place is not None
+        every = slice(0, place.edges)
+        hop = -1 if batch.expected is None else batch.expected - len(batch.rounds)
+        if place.at is not None or place.share < 1.0 or not batch.num_edges or not 0 <= hop < len(batch.num_edges):
+            return every
+        first = sum(batch.num_edges[:hop])
+        start, stop = first - place.start, first + batch.num_edges[hop] - place.start
+        return slice(start, stop) if 0 <= start <= stop <= place.kept else every
+
     @torch.no_grad()
     def note(self, messages: Tensor, scaled: Tensor) -> None:
         """The energy of each message: of the one that was drawn, times its scale, without its target's own factor."""
-        if not self.listens or self.round is None or self.place is None or self.reading.left_alone or backward():
+        if not self.hears():
             return
+        assert self.round is not None and self.place is not None
         if "softmax" in self.reading.functions and self.alpha is not None:
             energy = deviation(scaled, self.alpha, self.place.take(self.scale), self.used[1])  # type: ignore[index]
         elif self.reading.factor == "one":
@@ -291,6 +338,11 @@ class Call:
         """A layer in evaluation mode trains if a gradient comes back."""
         if self.round is not None and not self.round.counts and self.listens and out.requires_grad:
             out.register_hook(self.round.came_back)
+
+
+def targets_of(index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None) -> int:
+    """How many nodes `aggregate` sums for, from its arguments."""
+    return int(index.max()) + 1 if dim_size is None else dim_size
 
 
 def backward() -> bool:

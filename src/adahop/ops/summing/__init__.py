@@ -8,8 +8,10 @@ from adahop.ops.summing import cpu, reference
 CUDA = "adahop.ops.summing.cuda"
 gather_sum = register("gather_sum", reference=reference.gather_sum, cpu=cpu.gather_sum, cuda=f"{CUDA}:gather_rows")
 full_sum = register("full_sum", reference=reference.full_sum, cpu=cpu.full_sum, cuda=f"{CUDA}:full_sum")
+change = register("change", reference=reference.change, cpu=cpu.change)
+spread = register("spread", reference=reference.spread, cpu=cpu.spread)
 rows_dot = register("rows_dot", reference=reference.rows_dot, cpu=cpu.rows_dot)
-softmax = register("softmax", reference=reference.softmax)
+softmax = register("softmax", reference=reference.softmax, cpu=cpu.softmax)
 attend = register("attend", reference=reference.attend, cuda=f"{CUDA}:attend")
 energies = register("energies", reference=reference.energies, cuda=f"{CUDA}:energies")
 known_energies = register("known_energies", reference=reference.known_energies, cuda=f"{CUDA}:known_energies")

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adahop.ops.segments import segment_sum
 from adahop.ops.simd import prefetch
+from adahop.ops.summing.reference import Base
 from adahop.ops.threads import over
 from adahop.ops.types import Edges
 
@@ -98,19 +100,158 @@ def transpose(src, dst, coef, ptr, out_dst, out_coef):
             out_coef[o, a] = coef[e, a]
 
 
-class _GatherSum(torch.autograd.Function):
-    """Forward by target, backward by source: each row of either has one writer."""
+@nb.njit(nogil=True, cache=True)
+def add_rows(lo, hi, h, src, coef, ptr, table, rows, keep, out):
+    """The same on top of keep * table[rows[i]], or of keep * table[i] where there are no rows."""
+    flat, last, heads, width = h.reshape(-1), ptr[hi] - 1, h.shape[1], h.shape[2]
+    for i in range(lo, hi):
+        at = rows[i] if rows.shape[0] else i
+        for a in range(heads):
+            row, start = out[i, a], table[at, a]
+            for c in range(width):
+                row[c] = keep * start[c]
+            for e in range(ptr[i], ptr[i + 1]):
+                ask(flat, (src[min(e + ROWS, last)] * heads + a) * width, width)
+                h0, x0 = h[src[e], a], coef[e, a]
+                for c in range(width):
+                    row[c] += x0 * h0[c]
 
+
+@nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def change_rows(lo, hi, h, table, rows, keep, out, norm):
+    """out = h - keep * table[rows], and the squared length of each row and head."""
+    heads, width = h.shape[1], h.shape[2]
+    flat, last = table.reshape(-1), rows.shape[0] - 1
+    for i in range(lo, hi):
+        ask(flat, rows[min(i + ROWS, last)] * heads * width, heads * width)
+        for a in range(heads):
+            now, before, row = h[i, a], table[rows[i], a], out[i, a]
+            x = np.float32(0.0)
+            for c in range(width):
+                d = now[c] - keep * before[c]
+                row[c] = d
+                x += d * d
+            norm[i, a] = x
+
+
+@nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def spread_rows(lo, hi, h, src, dst, coef, alpha, total, base, out):
+    """Per edge and head |coef h - alpha mean|^2 / (1 - alpha)^2; |coef h|^2 where an edge has nearly all the weight."""
+    heads, width = h.shape[1], h.shape[2]
+    flat = h.reshape(-1)
+    for e in range(lo, hi):
+        ask(flat, src[min(e + ROWS, hi - 1)] * heads * width, heads * width)
+        energy = np.float32(0.0)
+        for a in range(heads):
+            x, y, value, mean = coef[e, a], alpha[e, a], h[src[e], a], total[dst[e], a]
+            rest = np.float32(1.0) - y
+            one = np.float32(0.0)
+            if rest <= np.float32(0.05):
+                for c in range(width):
+                    one += value[c] * value[c]
+                one *= x * x
+            else:
+                if base.shape[0]:
+                    less = base[dst[e], a]
+                    for c in range(width):
+                        d = x * value[c] - y * (mean[c] - less[c])
+                        one += d * d
+                else:
+                    for c in range(width):
+                        d = x * value[c] - y * mean[c]
+                        one += d * d
+                one /= rest * rest
+            energy += one
+        out[e] = energy
+
+
+@nb.njit(nogil=True, cache=True)
+def soften(score, row, scale, most, total, out):
+    """out = e^score scale over the sum of these per row and head; rows in any order."""
+    many, heads = score.shape
+    most[:] = -np.inf
+    total[:] = 0.0
+    for e in range(many):
+        for a in range(heads):
+            most[row[e], a] = max(most[row[e], a], score[e, a])
+    for e in range(many):
+        one = scale[e] if scale.shape[0] else np.float32(1.0)
+        for a in range(heads):
+            x = np.exp(score[e, a] - most[row[e], a]) * one
+            out[e, a] = x
+            total[row[e], a] += x
+    for e in range(many):
+        for a in range(heads):
+            out[e, a] /= max(total[row[e], a], np.float32(1e-30))
+
+
+@nb.njit(nogil=True, cache=True)
+def soften_back(out, row, grad, total, score):
+    """The gradient of the scores: out (grad - sum over the row of out grad)."""
+    many, heads = out.shape
+    total[:] = 0.0
+    for e in range(many):
+        for a in range(heads):
+            total[row[e], a] += out[e, a] * grad[e, a]
+    for e in range(many):
+        for a in range(heads):
+            score[e, a] = out[e, a] * (grad[e, a] - total[row[e], a])
+
+
+class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, h, src, dst, coef, ptr):
-        ctx.save_for_backward(h, src, dst, coef, ptr)
-        out = torch.empty(ptr.numel() - 1, *h.shape[1:])
-        over(sum_rows, len(out), *(t.detach().numpy() for t in (h, src, coef, ptr, out)),
-             work=ptr.numpy() * h[0].numel() // 8 if len(h) else 1)  # fmt: skip
+    def forward(ctx, score, row, rows, scale):
+        out, most, total = torch.empty_like(score), *torch.empty(2, rows, score.shape[1]).unbind()
+        one = NO_SCALE if scale is None else scale.detach().numpy()
+        soften(score.detach().numpy(), row.numpy(), one, most.numpy(), total.numpy(), out.numpy())
+        ctx.save_for_backward(out, row)
+        ctx.rows = rows
         return out
 
     @staticmethod
     def backward(ctx, grad):
+        out, row = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return out * (grad - segment_sum(out * grad, row, ctx.rows)[row]), None, None, None
+        back, total = torch.empty_like(out), torch.empty(ctx.rows, out.shape[1])
+        given = (out, row, grad.contiguous(), total, back)
+        soften_back(*(t.detach().numpy() for t in given))
+        return back, None, None, None
+
+
+def softmax(score: Tensor, row: Tensor, rows: int, scale: Tensor | None = None) -> Tensor:
+    kinds = {score.dtype} if scale is None else {score.dtype, scale.dtype}
+    if kinds != {torch.float32} or score.dim() > 2 or (scale is not None and scale.requires_grad):
+        return NotImplemented
+    wide = score.unsqueeze(1) if score.dim() == 1 else score
+    out = _Softmax.apply(wide.contiguous(), row.contiguous(), rows, None if scale is None else scale.contiguous())
+    return out.squeeze(1) if score.dim() == 1 else out
+
+
+NO_SCALE = np.empty(0, np.float32)
+NO_TABLE, NO_ROWS = np.empty((0, 1, 1), np.float32), np.empty(0, np.int64)
+
+
+class _GatherSum(torch.autograd.Function):
+    """Forward by target, backward by source: each row of either has one writer."""
+
+    @staticmethod
+    def forward(ctx, h, src, dst, coef, ptr, table, rows, keep):
+        ctx.save_for_backward(h, src, dst, coef, ptr)
+        out = torch.empty(ptr.numel() - 1, *h.shape[1:])
+        args = [t.detach().numpy() for t in (h, src, coef, ptr)]
+        work = ptr.numpy() * h[0].numel() // 8 if len(h) else 1
+        if table is None:
+            over(sum_rows, len(out), *args, out.numpy(), work=work)
+        else:
+            args += [table.numpy(), NO_ROWS if rows is None else rows.numpy(), np.float32(keep), out.numpy()]
+            over(add_rows, len(out), *args, work=work)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():  # a gradient of this gradient will be asked for
+            return *_gradients(ctx, grad), None, None, None, None
         h, src, dst, coef, _ = (t.detach() for t in ctx.saved_tensors)
         grad = grad.contiguous()
         dh = dc = None
@@ -123,17 +264,65 @@ class _GatherSum(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             dc = torch.empty_like(coef)
             over(dot_rows, m, *(t.numpy() for t in (h, src, grad, dst, dc)), work=wide)
-        return dh, None, None, dc, None
+        return dh, None, None, dc, None, None, None, None
 
 
-def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
+def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, Tensor | None]:
+    """Those of h and coef by operations that have a gradient themselves."""
+    h, src, dst, coef, _ = ctx.saved_tensors
+    back = grad[dst]
+    dh = segment_sum(coef.unsqueeze(-1) * back, src, len(h)) if ctx.needs_input_grad[0] else None
+    return dh, None, None, (h[src] * back).sum(-1) if ctx.needs_input_grad[3] else None
+
+
+def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, base: Base = None) -> Tensor:
     if h.dtype != torch.float32:
         return NotImplemented
+    table, rows, keep = (None, None, 0.0) if base is None else base
     flat = h.dim() == 2
     if flat:
         h, coef = h.unsqueeze(1), coef.unsqueeze(1)
-    out = _GatherSum.apply(h.contiguous(), src, dst, coef.float().contiguous(), ptr)
+        table = None if table is None else table.unsqueeze(1)
+    table = None if table is None else table.detach().float().contiguous()
+    out = _GatherSum.apply(h.contiguous(), src, dst, coef.float().contiguous(), ptr, table, rows, keep)
     return out.squeeze(1) if flat else out
+
+
+class _Change(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, table, rows, keep):
+        out, norm = torch.empty_like(h), torch.empty(h.shape[:2])
+        given = (t.detach().numpy() for t in (h, table, rows))
+        over(change_rows, len(h), *given, np.float32(keep), out.numpy(), norm.numpy(), work=max(h.stride(0) // 8, 1))
+        ctx.mark_non_differentiable(norm)
+        return out, norm
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad, None, None, None
+
+
+def change(h: Tensor, table: Tensor, rows: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+    if h.dtype != torch.float32 or table.dtype != torch.float32 or not table.is_contiguous():
+        return NotImplemented  # type: ignore[return-value]
+    if h.dim() == 3:
+        return _Change.apply(h.contiguous(), table, rows, keep)
+    out, norm = _Change.apply(h.contiguous().unsqueeze(1), table.unsqueeze(1), rows, keep)
+    return out.squeeze(1), norm.squeeze(1)
+
+
+def spread(
+    h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, alpha: Tensor, total: Tensor, base: Tensor | None = None
+) -> Tensor:
+    if any(t.dtype != torch.float32 for t in (h, coef, alpha, total)):
+        return NotImplemented
+    out = torch.empty(src.numel())
+    given = [t.detach().contiguous() for t in (h, src, dst, coef, alpha, total)]
+    if h.dim() == 2:
+        given = [t.unsqueeze(1) if t.is_floating_point() else t for t in given]
+    less = NO_TABLE if base is None else base.view(given[-1].shape).numpy()
+    over(spread_rows, src.numel(), *(t.numpy() for t in given), less, out.numpy(), work=max(h.stride(0) // 8, 1))
+    return out
 
 
 def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from adahop.ops.segments import segment_of, segment_sum
 from adahop.ops.summing import cuda_attend, cuda_rows
-from adahop.ops.summing.reference import Copies, Drop
+from adahop.ops.summing.reference import Base, Copies, Drop, onto
 from adahop.ops.types import Edges
 
 LONG, PIECES = 256, 32  # a neighbourhood over LONG is summed in as many as PIECES parts
@@ -59,6 +60,11 @@ class GatherSum(torch.autograd.Function):
         h, src, rows, coef, ptr = ctx.saved_tensors
         heads, targets = coef.shape[1], ptr.numel() - 1
         dh = dc = None
+        if torch.is_grad_enabled() and rows is None and ctx.drop is None and ctx.near is None:
+            back = grad[segment_of(ptr, src.numel())]  # a gradient of this gradient will be asked for
+            dh = segment_sum(coef.unsqueeze(-1) * back, src, len(h)).to(h.dtype) if ctx.needs_input_grad[0] else None
+            dc = (h[src] * back).sum(-1).to(coef.dtype) if ctx.needs_input_grad[3] else None
+            return dh, None, None, dc, None, None, None, None
         grad = grad.contiguous()
         if ctx.needs_input_grad[0]:
             width = h.shape[-1]
@@ -102,7 +108,7 @@ def gather_sum(
     return GatherSum.apply(h, src, rows, coef.float().contiguous(), ptr, drop, near, whole)
 
 
-def gather_rows(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
+def gather_rows(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, base: Base = None) -> Tensor:
     """`gather_sum` as an operation: by target's pointer, the sums in the dtype of h."""
     if not h.is_floating_point() or h.dtype == torch.float64:
         return NotImplemented
@@ -110,7 +116,7 @@ def gather_rows(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) 
     if flat:
         h, coef = h.unsqueeze(1), coef.unsqueeze(1)
     out = gather_sum(h, src, coef, ptr).to(h.dtype)
-    return out.squeeze(1) if flat else out
+    return onto(out.squeeze(1) if flat else out, base)
 
 
 def table_sum(

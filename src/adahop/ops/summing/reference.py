@@ -12,12 +12,46 @@ from adahop.ops.types import Edges
 
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 Copies = tuple[Tensor, Tensor] | None  # rows that lie nearer, and the place of each row among them, or -1
+Base = tuple[Tensor, Tensor | None, float] | None  # (table, rows, keep): what a sum is added to
 _WORD = 0xFFFFFFFF
 
 
-def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
-    """out[i] = sum over target i's edges of coef * h[src]. h [S, C] with coef [M], or h [S, H, C] with coef [M, H]."""
-    return segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1)
+def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, base: Base = None) -> Tensor:
+    """out[i] = sum over target i's edges of coef * h[src]. h [S, C] with coef [M], or h [S, H, C] with coef [M, H].
+
+    base (table, rows, keep) adds keep * table[rows[i]], without a gradient; without rows, keep * table[i].
+    """
+    return onto(segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1), base)
+
+
+def onto(out: Tensor, base: Base) -> Tensor:
+    if base is None:
+        return out
+    table, rows, keep = base
+    more = table[: len(out)] if rows is None else table.index_select(0, rows[: len(out)])
+    return torch.add(out, more.detach().to(out.dtype), alpha=keep)
+
+
+def change(h: Tensor, table: Tensor, rows: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+    """h - keep * table[rows], and |h - keep * table[rows]|^2 per row and head, without a gradient."""
+    out = torch.sub(h, table.index_select(0, rows[: len(h)]).detach().to(h.dtype), alpha=keep)
+    return out, out.detach().square().sum(-1)
+
+
+def spread(
+    h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, alpha: Tensor, total: Tensor, base: Tensor | None = None
+) -> Tensor:
+    """[M]: what an edge's draw moves in an average that the sample normalises, |coef (h - mean of the others)|^2.
+
+    The mean of a target's messages is `total` less `base`; alpha [M] or [M, H] is each one's share of it, and coef what
+    dropout left of alpha. A message that is nearly all of its average is taken by itself.
+    """
+    mean = (total if base is None else total - base).detach()
+    m, a = coef.detach().unsqueeze(-1) * h.detach()[src], alpha.detach()
+    apart = torch.addcmul(m, a.unsqueeze(-1), mean[dst], value=-1.0).square().sum(-1)
+    rest = 1.0 - a
+    out = torch.where(rest > 0.05, apart / rest.clamp(min=0.05).square(), m.square().sum(-1))
+    return out if out.dim() == 1 else out.sum(1)
 
 
 def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Tensor:

@@ -1,0 +1,186 @@
+"""Sums without messages: where a message is what its source passes on, times a coefficient, it need not be formed.
+
+The layer runs on ones in place of what nodes pass on, so that its messages are the coefficients alone; the sum of
+coefficient times row is then formed edge by edge from the rows where they lie. Which layers are of this kind is found
+by trying, see `probe`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+
+from adahop import ops
+from adahop.pyg.align import Aligned
+
+if TYPE_CHECKING:
+    from adahop.pyg.wrap import Call
+
+HOOKS = ("_message_forward_pre_hooks", "_message_forward_hooks", "_aggregate_forward_pre_hooks",
+         "_aggregate_forward_hooks", "_propagate_forward_pre_hooks", "_propagate_forward_hooks")  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """Edges in use, grouped by target."""
+
+    order: Tensor | None  # [M] which edge stands at each place; None: they lie so already
+    src: Tensor
+    dst: Tensor
+    ptr: Tensor  # [targets + 1]
+
+    def sorted(self, value: Tensor) -> Tensor:
+        """A value per edge in use, by target."""
+        return value if self.order is None else value.index_select(0, self.order)
+
+
+class Operand(NamedTuple):
+    """What a sum without messages is formed from, while a layer's own `propagate` runs on ones."""
+
+    h: Tensor  # [S, C] or [S, H, C] rows of the sources
+    norm: Tensor | None = None  # [S] or [S, H] their squared lengths, where they are known
+    base: tuple[Tensor, Tensor | None, float] | None = None  # (table, rows, keep): what is added to the sum
+
+
+def candidate(conv: MessagePassing) -> bool:
+    """Whether a layer adds or averages its messages, by PyG's own methods."""
+    own = type(conv).aggregate is MessagePassing.aggregate
+    return own and type(conv.aggr_module) in (SumAggregation, MeanAggregation) and conv.decomposed_layers == 1
+
+
+def rows_of(call: Call, kwargs: dict[str, Any]) -> Tensor | None:
+    """What the sources pass on, where a layer's messages are coefficients times that; None where they are not."""
+    conv = call.layer.conv
+    if call.reading.times is None or any(getattr(conv, name, None) for name in HOOKS):
+        return None
+    value = kwargs.get(call.reading.times)
+    h = value[0] if isinstance(value, tuple | list) else value
+    if not isinstance(h, Tensor) or h.dtype not in (torch.float32, torch.float64) or h.layout != torch.strided:
+        return None
+    if not (h.dim() == 2 and conv.node_dim in (0, -2)) and not (h.dim() == 3 and conv.node_dim in (0, -3)):
+        return None
+    return h if h.shape[-1] > 1 else None
+
+
+def on_ones(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `propagate` with one column of ones in place of `name`."""
+
+    def ones(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.new_ones(1).expand(*value.shape[:-1], 1)
+
+    value = kwargs[name]
+    return {**kwargs, name: tuple(ones(v) for v in value) if isinstance(value, tuple | list) else ones(value)}
+
+
+def layout(call: Call, place: Aligned, used: Tensor, targets: int) -> Layout:
+    """The edges in use by target; found once for all layers of a batch that use the same."""
+    key = ("layout", place.edges, targets, call.device)
+    edges, found = call.batch.kept.get(key, (None, None))
+    if edges is None or not torch.equal(edges, used):
+        edges = used.clone()  # a batch that held its own edges would never be let go
+        found = _by_target(edges, targets)
+        call.batch.kept[key] = edges, found
+    return found
+
+
+def _by_target(used: Tensor, targets: int) -> Layout:
+    src, dst = used
+    ptr = ops.pointer(torch.bincount(dst, minlength=targets))
+    if _sorted(dst):
+        return Layout(None, src, dst, ptr)
+    many = dst.numel() - targets  # of the batch; a self-loop of each node comes after them
+    nodes = torch.arange(targets, device=dst.device)
+    if many >= 0 and torch.equal(dst[many:], nodes) and _sorted(dst[:many]):
+        to = torch.cat([torch.arange(many, device=dst.device) + dst[:many], ptr[1:] - 1])
+        order = torch.empty_like(to)
+        order[to] = torch.arange(to.numel(), device=dst.device)
+    else:
+        order = dst.argsort(stable=True)
+    return Layout(order, src[order], dst[order], ptr)
+
+
+def _sorted(row: Tensor) -> bool:
+    return bool((row[1:] >= row[:-1]).all())
+
+
+def weights(call: Call, at: Layout) -> Tensor | None:
+    """[M] what coefficients are multiplied by: the reading's factor, over the number of messages where they are
+    averaged.
+    """
+    factor = call.factor()
+    if type(call.layer.conv.aggr_module) is not MeanAggregation:
+        return factor
+    assert call.used is not None and call.place is not None
+    key = ("weights", call.reading.factor, call.layer.sums, call.place.start, call.place.edges, call.device)
+    usual = call.place.at is None and call.place.kept == call.place.edges and call.place.share == 1.0
+    if usual and key in call.batch.kept:
+        return call.batch.kept[key]
+    one = 1.0 / at.ptr.diff().clamp(min=1)[call.used[1]].to(call.scale.dtype)
+    found = one if factor is None else factor * one
+    if usual:
+        call.batch.kept[key] = found
+    return found
+
+
+class Unfit(Exception):
+    """A layer's messages on ones are not one coefficient per edge (and head)."""
+
+
+def summed(call: Call, given: Operand, messages: Tensor, targets: int) -> Tensor:
+    """The sum (or mean) over the edges in use of coefficient times row, on top of the operand's base."""
+    coef, scaled, at = coefficients(call, given.h, messages, targets)
+    out = ops.gather_sum(given.h, at.src, at.dst, at.sorted(scaled), at.ptr, given.base)
+    if call.hears():
+        note(call, given, coef, scaled, out)
+    call.watch(out)
+    return out
+
+
+def coefficients(call: Call, h: Tensor, messages: Tensor, targets: int) -> tuple[Tensor, Tensor, Layout]:
+    """The layer's own coefficient per edge in use, the same with the factor, and how edges lie by target."""
+    assert call.place is not None and call.used is not None
+    if messages.shape != (call.used.shape[1], *h.shape[1:-1], 1):
+        raise Unfit
+    coef = messages.squeeze(-1)
+    at = layout(call, call.place, call.used, targets)
+    factor = weights(call, at)
+    scaled = coef if factor is None else coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1))
+    return coef, scaled, at
+
+
+@torch.no_grad()
+def note(call: Call, given: Operand, coef: Tensor, scaled: Tensor, out: Tensor) -> None:
+    """The energy of each message from coefficients and lengths of rows, as `Call.note` has it from messages; of the
+    edges alone that the sampler will learn from.
+    """
+    assert call.place is not None and call.used is not None and call.round is not None
+    some = call.taught()
+    src, dst = call.used[:, some]
+    coef, scaled, scale = coef[some], scaled[some], call.place.take(call.scale).float()
+    if "softmax" in call.reading.functions and call.alpha is not None:
+        less = None
+        if given.base is not None:
+            table, rows, keep = given.base
+            assert rows is None and keep == 1.0
+            less = table[: len(out)]
+        alpha = call.alpha.reshape(-1, *coef.shape[1:])[some]
+        energy = ops.spread(given.h, src, dst, scaled, alpha, out, less)
+        energy = energy.float() * ops.segment_sum(scale, call.used[1], len(out))[dst].square()
+    else:
+        norm = given.h.detach().square().sum(-1) if given.norm is None else given.norm
+        energy = coef.square() * norm[src]
+        energy = (energy if energy.dim() == 1 else energy.sum(-1)).float()
+        if call.reading.factor != "one":
+            energy = energy * scale[some].square()
+        elif call.targets is not None:
+            energy = energy / call.targets[dst].float().square().clamp(min=1e-30)
+    if call.place.at is None:
+        kept = call.place._replace(
+            start=call.place.start + some.start, kept=min(some.stop, call.place.kept) - some.start
+        )
+        call.round.add(kept.put(energy, call.scale.numel()))
+    else:
+        call.round.add(call.place.put(energy, call.scale.numel()))
