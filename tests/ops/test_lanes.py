@@ -78,7 +78,7 @@ def test_labor_at_the_end_of_the_ids(kind):
     g = Graph.from_edge_index(torch.stack([row, col]), num_nodes=90)
     for refine in (0, 2):
         edges = g.edges._replace(indices=g.indices.to(kind))
-        args = (edges, g.rows(torch.arange(4)), 7, refine, g.num_nodes, 99)
+        args = (edges, g.rows(torch.arange(4)), torch.tensor([7]), refine, g.num_nodes, 99)
         got, want = labor(*args), labor.reference(*args)
         assert torch.equal(got.ptr, want.ptr) and torch.equal(got.pos, want.pos)
 

@@ -72,7 +72,7 @@ def test_refined_rows_keep_the_variance_of_k_draws(refine):
 def test_kernel_equals_reference_and_thread_counts_do_not_matter(refine, k, many_threads):
     g = messy_graph()
     for dst in (torch.arange(60), torch.tensor([3, 3, 59, 7]), torch.tensor([], dtype=torch.long)):
-        args = (g.edges, g.rows(dst), k, refine, g.num_nodes, 12345)
+        args = (g.edges, g.rows(dst), torch.tensor([k]), refine, g.num_nodes, 12345)
         want = labor.reference(*args)
         for t in (1, 2, 8):
             with threads(t):

@@ -67,7 +67,7 @@ def test_labor_and_layer_wise_scans_are_clipped_too():
     scratch = torch.full((60,), -1, dtype=torch.int32)
     for rows, g in ((Rows(nodes, since=since, until=until), graph), (Rows(nodes), short)):
         near = ops.near(g.edges, rows, nodes[:20], True, scratch)
-        found = ops.labor(g.edges, rows, 3, 1, 60, 5), near
+        found = ops.labor(g.edges, rows, K, 1, 60, 5), near
         if g is graph:
             ours = found
     (a, near), (b, shorter) = ours, found

@@ -133,7 +133,7 @@ def test_equal_sizes_by_relation_are_a_list():
     named = {"bought": [2, 3], "seen": [2, 3], "knows": [2, 3], "rates": [2, 3], "like": [2, 3]}
     a, b = (NeighborSampler(g, sizes, seed=1).sample(range(9)) for sizes in (named, [2, 3]))
     assert all(torch.equal(x.pos, y.pos) for x, y in zip(a, b, strict=True))
-    assert NeighborSampler(g, named).sized.relation is None
+    assert NeighborSampler(g, named).fixed_size and not NeighborSampler(g, {**named, "like": [2, 4]}).fixed_size
 
 
 def test_budgets_by_relation_and_by_type_of_the_sources():
@@ -141,11 +141,13 @@ def test_budgets_by_relation_and_by_type_of_the_sources():
     for sizes, group in (
         ({"bought": [30], "rates": [60], "default": [0]}, [0, -1, -1, 1, -1]),
         ({"item": [40], "user": [65]}, [0, 0, 1, 1, 0]),
+        ({"bought": [60], "rates": [60], "default": [60]}, [0, -1, -1, 1, -1]),
     ):
         sampler = make("graphsage", g, sizes, budget=True, seed=1, draw="systematic")
         (block,) = sampler.sample(range(42))
         many, most = taken(g, block)
-        totals = torch.zeros(2, dtype=torch.long).index_add_(0, torch.tensor(group)[block.relation], many)
+        of = torch.tensor(group)[block.relation]
+        totals = torch.zeros(2, dtype=torch.long).index_add_(0, of[of >= 0], many[of >= 0])
         assert totals.tolist() == [next(iter(v)) for v in list(sizes.values())[:2]]
         assert bool((many <= most).all())
 

@@ -162,7 +162,7 @@ def listing(as_json: Annotated[bool, typer.Option("--json", help="One JSON objec
 
 def convert(
     context: typer.Context,
-    source: Annotated[list[str], typer.Argument(help="edges features labels; or one OGB folder or .pt file.")],
+    source: Annotated[list[str], typer.Argument(help="edges features labels; an OGB folder or .pt; NAME=FILE, typed.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The .npz to write, or with --mmap the folder.")],
     split: Annotated[
         str | None, typer.Option(help="random:60,20,20 or a folder with train.csv, val.csv, test.csv.")
@@ -177,6 +177,7 @@ def convert(
 
     Edges: .csv, .tsv, .txt (also .gz) or .parquet with columns src, dst and optionally weight, header or not.
     Features: .npy, scipy's .npz or a table. Labels: .npy or a table with a label, or id and label, per row.
+    A typed graph: edge__SRC__REL__DST=edges.csv for each relation, x__TYPE=features.csv and y__TYPE=labels.csv.
     """
     from adahop.cli.convert import start
 

@@ -28,8 +28,12 @@ def start(source: list[str], out: str, **options: Any) -> None:
 
         meta = convert(source if len(source) > 1 else source[0], out, tell=tell, **options)
     train, val, test = meta["split"]
+    split = f"{train:,} / {val:,} / {test:,} to train, validate and test on"
+    if "directed" in meta:
+        kinds, relations = (", ".join(f"{n:,} {name}" for name, n in meta[what].items()) for what in ("nodes", "edges"))
+        print(f"{out}: {kinds}; edges: {relations}; {split}")
+        return
     print(
         f"{out}: {meta['nodes']:,} nodes, {meta['edges']:,} directed edges, {meta['features']:,} features, "
-        f"{meta['classes']:,} {'labels' if meta['task'] == 'multilabel' else 'classes'}, "
-        f"{train:,} / {val:,} / {test:,} to train, validate and test on"
+        f"{meta['classes']:,} {'labels' if meta['task'] == 'multilabel' else 'classes'}, {split}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,19 @@ from adahop.checks import InputError, KindError, count, flag, one_of
 from adahop.convert.parts import PARTS, Ids, read_splits
 from adahop.convert.sources import Raw, from_ogb, from_saved, from_tables
 from adahop.convert.tables import Tell
+from adahop.convert.typed import (
+    by_name,
+    from_saved_typed,
+    from_typed_tables,
+    is_named,
+    packed,
+    typed_meta,
+    typed_splits,
+    with_reverse_edges,
+)
 from adahop.datasets import load
 from adahop.datasets.base import Dataset, make, prepare
+from adahop.datasets.files import is_hetero, typed_npz
 from adahop.graph import Graph
 from adahop.mapped import save
 from adahop.ops import random
@@ -27,7 +38,7 @@ SPARSE = 0.1  # features with a smaller share of entries that are not 0 are writ
 
 
 def convert(
-    source: str | Path | Sequence[str | Path],
+    source: str | Path | Sequence[str | Path] | Mapping[str, str | Path | int],
     out: str | Path,
     *,
     split: str | None = None,
@@ -40,17 +51,28 @@ def convert(
 ) -> dict[str, Any]:
     """Check the files of a graph and write them as one `.npz`; returns what was written, in numbers.
 
-    `source` is (edges, features, labels), an OGB folder, or a saved PyG Data. `split` is "random:60,20,20" (shares of
+    `source` is (edges, features, labels), an OGB folder, or a saved PyG Data or HeteroData. A typed graph is a dict, or
+    words with = between: edge__SRC__REL__DST, x__TYPE and y__TYPE name the table of a relation, a type's features and
+    its labels, n__TYPE how many nodes a type has where nothing else tells. `split` is "random:60,20,20" (shares of
     the labelled nodes, drawn with `seed`) or a folder with train.csv, val.csv and test.csv; None takes the source's
     own split, else that random one. ids="names" takes any words for ids: those of the labels file, in its order.
     `undirected` adds every edge's reverse, an edge given twice counting once, with the larger weight. The file is
     written whole or not at all. `mmap` writes a folder instead, whose arrays `load` maps instead of reading them, with
     the features prepared as "auto" says; `source` may then be a .npz, too.
     """
-    out = _check(source, out, undirected=undirected, mmap=mmap)
+    typed = is_named(source) or _is_typed(source)
+    out = _check([] if typed else source, out, undirected=undirected, mmap=mmap)
     if mmap and isinstance(source, str | Path) and Path(source).suffix == ".npz":
-        return _mapped(load(Path(source)), out)
+        data = load(Path(source))
+        if not isinstance(data, Dataset):
+            raise InputError("`mmap` must be False for a typed graph, got True")
+        return _mapped(data, out)
     count(seed, 0, "seed")
+    if typed:
+        if mmap:
+            raise InputError("`mmap` must be False for a typed graph, got True")
+        one_of(ids, ("numbers", "names"), "ids")
+        return _typed(source, out, split, seed, ids == "names", undirected, name or out.stem, tell)
     raw, known = _source(source, one_of(ids, ("numbers", "names"), "ids") == "names", tell)
     if split is not None or raw.splits is None:
         raw.splits = _split(raw, known, split or "random:60,20,20", seed)
@@ -75,6 +97,36 @@ def in_numbers(data: Dataset) -> dict[str, Any]:
         "name": data.name, "nodes": data.num_nodes, "edges": data.graph.num_edges, "features": data.x.shape[1],
         "classes": data.classes, "task": data.task, "split": split,
     }  # fmt: skip
+
+
+def _is_typed(source: Any) -> bool:
+    """Whether a source is a saved HeteroData."""
+    path = source if isinstance(source, str | Path) else None
+    return path is not None and Path(path).suffix == ".pt" and Path(path).is_file() and is_hetero(Path(path))
+
+
+def _typed(
+    source: Any, out: Path, split: str | None, seed: int, names: bool, undirected: bool, name: str, tell: Tell | None
+) -> dict[str, Any]:
+    splits: dict[str, np.ndarray] | None = None
+    if is_named(source):
+        table = from_typed_tables(by_name(source), names, tell)
+    else:
+        table, splits = from_saved_typed(Path(source))
+    a = with_reverse_edges(table.arrays) if undirected else table.arrays
+    if table.target is None:
+        if split is not None:
+            raise InputError(f"`split` must be left out where no type has labels, got '{split}'")
+        splits = {}
+    elif split is not None or splits is None:
+        how = split or "random:60,20,20"
+        labelled = a[f"y__{table.target}"]
+        splits = typed_splits(Path(how), table) if Path(how).is_dir() else _random_split(labelled, how, seed)
+    meta = typed_meta(name, table, a, splits)
+    arrays = packed(meta, a, splits)
+    typed_npz(name, arrays, None)  # what is written is what loads
+    write_whole(out, lambda f: np.savez_compressed(f, **arrays))  # type: ignore[arg-type]
+    return meta
 
 
 def _check(source: Any, out: Any, mmap: bool, undirected: bool) -> Path:
@@ -108,17 +160,21 @@ def _source(source: Any, names: bool, tell: Tell | None) -> tuple[Raw, Ids]:
 
 
 def _split(raw: Raw, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray]:
-    if not how.startswith("random:"):
-        if not Path(how).is_dir():
-            raise InputError(f"`split` must be like random:60,20,20 or a folder with train.csv and so on, got '{how}'")
+    if Path(how).is_dir():
         return read_splits(Path(how), ids)
+    return _random_split(raw.y, how, seed)
+
+
+def _random_split(y: np.ndarray, how: str, seed: int) -> dict[str, np.ndarray]:
+    if not how.startswith("random:"):
+        raise InputError(f"`split` must be like random:60,20,20 or a folder with train.csv and so on, got '{how}'")
     try:
         shares = np.array([float(s) for s in how.removeprefix("random:").split(",")])
     except ValueError:
         shares = np.zeros(0)
     if len(shares) != 3 or not (np.isfinite(shares) & (shares >= 0)).all() or shares[0] == 0:
         raise InputError(f"`split` must be random: and three shares, the first above 0, got '{how}'")
-    labelled = np.arange(len(raw.y)) if raw.y.ndim == 2 else (raw.y >= 0).nonzero()[0]
+    labelled = np.arange(len(y)) if y.ndim == 2 else (y >= 0).nonzero()[0]
     order = random.shuffled(torch.from_numpy(labelled), random.key(seed)).numpy()
     cuts = np.round(np.cumsum(shares / shares.sum())[:2] * len(order)).astype(int)
     return dict(zip(PARTS, np.split(order, cuts), strict=True))

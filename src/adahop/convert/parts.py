@@ -18,27 +18,40 @@ PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("t
 class Ids:
     """Node ids of files as positions 0 .. n: numbers as they are, names by their order in the labels file."""
 
-    def __init__(self, names: np.ndarray | None, n: int):
+    def __init__(self, names: np.ndarray | None, n: int, known: str = ""):
         self.names, self.n = names, n
+        told = f"in [0, {n}), one per row of features" if names is None else "one of those in the labels file"
+        self.known = known or told
         self.kind = "whole" if names is None else "text"
         self.place = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
 
     def of(self, table: Columns, column: np.ndarray) -> np.ndarray:
         """The positions of a column; the error names the first line with an unknown id."""
-        if self.names is None:
-            ids, known = column, f"in [0, {self.n}), one per row of features"
-        else:
-            ids = np.array([self.place.get(name, -1) for name in column.tolist()], np.int64)
-            known = "one of those in the labels file"
+        ids = column
+        if self.names is not None:
+            ids = np.array([self.place.get(str(name), -1) for name in column.tolist()], np.int64)
         bad = (ids < 0) | (ids >= self.n)
         if bad.any():
             at = int(bad.argmax())
-            raise InputError(f"{table.where(at)}: a node id must be {known}, got {column[at]}")
+            raise InputError(f"{table.where(at)}: a node id must be {self.known}, got {column[at]}")
         return ids
 
 
 def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Columns src, dst and optionally weight, by name or, without a header, by position."""
+    """The positions of the two ends of every edge, and its weight where there is one."""
+    table = edge_columns(path, ids.kind, tell)
+    src, dst = (ids.of(table, c[:, 0]) for c in table.columns[:2])
+    return src, dst, refuse_weights(table, table.columns[2][:, 0]) if len(table.columns) > 2 else None
+
+
+def refuse_weights(table: Columns, weight: np.ndarray) -> np.ndarray:
+    """The weights, each of them finite and not negative."""
+    _refuse(table, ~(np.isfinite(weight) & (weight >= 0)), "a weight must be finite and not negative", weight)
+    return weight
+
+
+def edge_columns(path: Path, kind: str, tell: Tell | None = None) -> Columns:
+    """Columns src, dst and optionally weight, by name or, without a header, by position; ids of a `kind` of field."""
 
     def choose(head: Head) -> list[Field]:
         at = [head.find("src", "source", "from"), head.find("dst", "target", "to"), head.find("weight", "w")]
@@ -47,15 +60,10 @@ def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarr
         if len(at) < 2 or at[0] is None or at[1] is None:
             got = ", ".join(head.names or head.first)
             raise InputError(f"{path} must have the columns src and dst, and weight where there is one, got {got}")
-        kinds = (ids.kind, ids.kind, "real")
-        return [Field([c], kind) for c, kind in zip(at, kinds, strict=False) if c is not None]
+        kinds = (kind, kind, "real")
+        return [Field([c], k) for c, k in zip(at, kinds, strict=False) if c is not None]
 
-    table = read(path, choose, ids.kind == "text", tell)
-    src, dst = (ids.of(table, c[:, 0]) for c in table.columns[:2])
-    weight = table.columns[2][:, 0] if len(table.columns) > 2 else None
-    if weight is not None:
-        _refuse(table, ~(np.isfinite(weight) & (weight >= 0)), "a weight must be finite and not negative", weight)
-    return src, dst, weight
+    return read(path, choose, kind == "text", tell)
 
 
 def read_features(path: Path, tell: Tell | None = None) -> tuple[Columns | None, Any]:
@@ -86,6 +94,22 @@ def read_labels(
         if names:
             raise InputError(f"{path} must be a table with the nodes' names when ids are names, got an array")
         return rows_of(path, _array(path), n), None, []
+    table = label_table(path, names, tell)
+    y, classes = classes_of(table)
+    if len(table.columns) == 1:
+        return rows_of(path, y, n), None, classes
+    own = table.columns[0][:, 0]
+    if not names:
+        return placed(Ids(None, n), table, own, y, -1), None, classes
+    _unique(table, own)
+    return rows_of(path, y, n), own, classes
+
+
+def label_table(path: Path, names: bool, tell: Tell | None = None) -> Columns:
+    """A table with one label per row, or id and label; of an array, one label per row."""
+    if path.suffix == ".npy":
+        y = _array(path)
+        return Columns(path, [(y[:, None] if y.ndim == 1 else y).astype(np.float64)], 0)
 
     def choose(head: Head) -> list[Field]:
         columns = len(head.first)
@@ -99,15 +123,7 @@ def read_labels(
         ids = [] if own is None else [Field([own], "text" if names else "whole")]
         return [*ids, Field(rest, "real" if number else "text")]
 
-    table = read(path, choose, names, tell)
-    y, classes = classes_of(table)
-    if len(table.columns) == 1:
-        return rows_of(path, y, n), None, classes
-    own = table.columns[0][:, 0]
-    if not names:
-        return placed(Ids(None, n), table, own, y, -1), None, classes
-    _unique(table, own)
-    return rows_of(path, y, n), own, classes
+    return read(path, choose, names, tell)
 
 
 def classes_of(table: Columns) -> tuple[np.ndarray, list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.data import Data
 
 from adahop.checks import InputError
 from adahop.convert.parts import (
@@ -74,6 +75,7 @@ def from_ogb(folder: Path, tell: Tell | None = None) -> tuple[Raw, Ids]:
 def from_saved(path: Path) -> tuple[Raw, Ids]:
     """A PyG Data saved with `torch.save`; its masks, where it has all three, are the splits."""
     data = saved(path)
+    assert isinstance(data, Data)
     for name in ("x", "y", "edge_index"):
         if not torch.is_tensor(getattr(data, name, None)):
             raise InputError(f"{path} must hold a Data with x, y and edge_index, got {', '.join(data.keys())}")

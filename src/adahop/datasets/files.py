@@ -247,6 +247,11 @@ def saved(path: Path) -> Data | HeteroData:
     return data
 
 
+def is_hetero(path: Path) -> bool:
+    """Whether a saved file holds a HeteroData."""
+    return isinstance(saved(path), HeteroData)
+
+
 def _pt(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
     if split is not None:
         raise InputError(f"a split must be left out, as the file has one, got '{split}'")

@@ -55,7 +55,7 @@ def threads(n: int) -> Iterator[None]:
 
 def over(kernel: Callable, n: int, *args, work: np.ndarray | int = 1) -> None:
     """kernel(lo, hi, *args) over [0, n) in parts of equal work: one number, or cumulative sums [n + 1] of the items."""
-    total = n * work if isinstance(work, int) else int(work[-1])
+    total = n * work if isinstance(work, int) else int(work[-1]) if n else 0
     parts = min(get_threads(), n, total // SMALL + 1)
     if parts <= 1:
         kernel(0, n, *args)

@@ -19,7 +19,8 @@ class Labor(Sampler):
     refine=0 (LABOR-0): pi_ij = min(1, k/n), Poisson draws of k on average. refine=r (LABOR-r): r times over, pi_j is
     multiplied by the largest c_i of j's targets, with c_i such that each target keeps the variance of k uniform draws:
     sum_j 1/pi_ij = n^2/k. Fewer sources in all for the same variance; past r = 1 little is gained. Layer-neighbor
-    sampling (Balin and Catalyurek 2023). Unbiased for any weights; no state.
+    sampling (Balin and Catalyurek 2023). Unbiased for any weights; no state. In a typed graph all relations
+    share the r_j of a source.
 
     >>> sampler = Labor(Graph.from_edge_index([[2, 3, 4, 2, 3, 4], [0, 0, 0, 1, 1, 1]]), [2])
     >>> block = sampler.sample([0, 1])[0]
@@ -28,6 +29,7 @@ class Labor(Sampler):
     """
 
     per_node = True
+    sized_by = ("relation",)
 
     def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, refine: int = 1, storage: Storage = MEMORY):
         super().__init__(graph, sizes, seed, storage)
@@ -40,4 +42,5 @@ class Labor(Sampler):
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
         assert isinstance(key, int)
-        return ops.labor(self.graph.edges, rows, self.sizes[layer], self.refine, self.graph.num_nodes, key)
+        k = self.sized.of(layer, rows)
+        return ops.labor(self.graph.edges, rows, k, self.refine, self.graph.num_nodes, key)

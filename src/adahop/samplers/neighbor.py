@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from adahop.policies.base import check_odds
 from adahop.samplers.base import Sampler
 from adahop.samplers.budget import spread
 from adahop.samplers.loop import Draw
+from adahop.samplers.sizes import alike
 from adahop.storage import MEMORY, Storage
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
@@ -93,13 +93,9 @@ class NeighborSampler(Sampler):
 
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
-        drawn = (k for layer, k in enumerate(self.sizes) if layer not in self.skip)
-        return self.sized.relation is None and not (
-            self.budget or self.how == "poisson" or self.policy.own_draw or any(k < 0 for k in drawn)
-        )
-
-    def by_target(self) -> NeighborSampler:
-        return self
+        drawn = [layer for layer in range(len(self.sizes)) if layer not in self.skip]
+        told = all(self.sizes[layer] >= 0 and self.sized.even(layer) for layer in drawn)
+        return told and not (self.budget or self.how == "poisson" or self.policy.own_draw)
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
         k = self.many(layer, rows, key)
@@ -115,7 +111,7 @@ class NeighborSampler(Sampler):
         """How many each row draws: one number for all, one per relation, or a share of the layer's budget each."""
         size, row, relation = self.sizes[layer], rows.row, self.sized.relation
         if not self.budget:
-            return alike(size, row.device) if relation is None else relation[layer].to(row.device)[rows.relation]
+            return self.sized.of(layer, rows)
         if size < 0 and relation is None and self.sized.source is None:
             return alike(size, row.device)
         assert rows.weigh is not None and isinstance(key, int), "a budget is spread on the host"
@@ -145,9 +141,3 @@ class NeighborSampler(Sampler):
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
             self.policy.update(layer, block, e)
-
-
-@functools.cache
-def alike(size: int, device: torch.device) -> Tensor:
-    """One number for all rows; it is never written to."""
-    return torch.tensor([size], device=device)

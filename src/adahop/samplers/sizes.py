@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adahop.checks import InputError
+from adahop.ops import Rows
 from adahop.typed import Types
 
 DEFAULT = "default"  # the key of what holds for the others
@@ -21,6 +23,16 @@ class Sizes(NamedTuple):
     most: list[int]  # one number per layer: the largest, -1 where any is all
     relation: Tensor | None = None  # [layers, relations]
     source: Tensor | None = None  # [layers, types] by the type of the source
+
+    def of(self, layer: int, rows: Rows) -> Tensor:
+        """How many each row of a layer draws: one number for all, or one each."""
+        if self.relation is None or self.even(layer):
+            return alike(self.most[layer], rows.row.device)
+        return self.relation[layer].to(rows.row.device)[rows.relation]
+
+    def even(self, layer: int) -> bool:
+        """Whether all relations of a layer have one size."""
+        return self.relation is None or bool((self.relation[layer] == self.relation[layer][0]).all())
 
     def drawn(self, layer: int, types: Types | None) -> Tensor | None:
         """[relations] those that a layer draws from; None where it is all."""
@@ -63,10 +75,7 @@ def read_sizes(sizes: Any, types: Types | None, by: tuple[str, ...]) -> Sizes:
         raise InputError(f"`sizes` must name every {what} or have a '{DEFAULT}', got none for {lacking[0]!r}")
     each = torch.tensor([table.get(name, given.get(DEFAULT)) for name in names]).t().contiguous()
     most = [-1 if bool((row < 0).any()) else max(int(row.max()), 1) for row in each]
-    if typed:
-        return Sizes(most, source=each)
-    alike = bool((each == each[:, :1]).all()) and bool((each != 0).all())
-    return Sizes(most) if alike else Sizes(most, relation=each)
+    return Sizes(most, source=each) if typed else Sizes(most, relation=each)
 
 
 def check_sizes(sizes: Any) -> list[int]:
@@ -92,3 +101,9 @@ def _whole(sizes: Any, what: str) -> list[int]:
     if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in given):
         raise InputError(f"`{what}` must be positive or -1, got {list(given)}")
     return [int(k) for k in given]
+
+
+@functools.cache
+def alike(size: int, device: torch.device) -> Tensor:
+    """One number for all rows; it is never written to."""
+    return torch.tensor([size], device=device)

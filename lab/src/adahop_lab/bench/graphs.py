@@ -40,9 +40,21 @@ def stars(text: str) -> Graph:
     return Graph(indptr, src.int(), None, None, indptr[:-1])
 
 
+def untyped(graph: Graph) -> Graph:
+    """The edges of a typed graph as one relation: a node's rows, which lie side by side, are one.
+
+    Where a row has self-loops they are among the neighbours; what is measured here has none.
+    """
+    if graph.types is None:
+        return graph
+    indptr = graph.indptr[graph.types.ptr].clone()
+    return Graph(indptr, graph.indices, graph.weight, graph.eid, indptr[:-1])
+
+
 def batches(graph: Graph, batch_size: int, seed: int = 0, most: int = 256, live: bool = False) -> list[Tensor]:
-    """Different nodes in batches, the same for everyone; `live`: only nodes that have neighbours."""
-    nodes = graph.degree().nonzero().flatten() if live else torch.arange(graph.num_nodes)
+    """Different nodes in batches, of the first type, the same for everyone; `live`: only those with neighbours."""
+    many = graph.num_nodes if graph.types is None else graph.types.bounds[1]
+    nodes = graph.degree().nonzero().flatten() if live else torch.arange(many)
     nodes = random.shuffled(nodes, random.key(seed, 5))[: most * batch_size]
     parts = list(nodes.split(batch_size))
     return parts[:-1] if len(parts) > 1 and parts[-1].numel() < batch_size else parts

@@ -1,4 +1,5 @@
-"""Our own samplers as runners: name:part=value, and `update=true` for a learner that is updated after every batch."""
+"""Our own samplers as runners: name:part=value. `update=true` is a learner that is updated after every batch, and
+`untyped=true` draws from all edges of a typed graph as if they were of one relation."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from adahop.policies.prefix import OFTEN, PrefixSums
 from adahop.samplers import Labor, NeighborSampler, Sampler
 from adahop.samplers.ahead import Ahead
 from adahop_lab.bench.clock import Runner
+from adahop_lab.bench.graphs import untyped
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -42,6 +44,7 @@ def sampler(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, devi
     """The sampler of a text; a layer-wise method draws as many nodes a layer as `sizes` times the batch."""
     name, options = parse(text)
     options.pop("update", None)
+    graph = untyped(graph) if options.pop("untyped", False) else graph
     preset = METHODS[name]
     if preset.needs or preset.family == "subgraph":
         raise InputError(f"`methods` must be node-wise or layer-wise and need no features, got {name}")

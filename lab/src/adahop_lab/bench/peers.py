@@ -37,9 +37,14 @@ class DGL:
     def graph(self, ids: torch.dtype) -> Any:
         """The same graph with ids of this kind, made when it is first asked for."""
         if ids not in self.graphs:
-            places = tuple(t.to(ids) for t in (self.own.indptr, self.own.indices))
-            csc = ("csc", (*places, torch.empty(0, dtype=ids)))
-            self.graphs[ids] = self.dgl.graph(csc, num_nodes=self.own.num_nodes)
+            if self.own.types is None:
+                places = tuple(t.to(ids) for t in (self.own.indptr, self.own.indices))
+                csc = ("csc", (*places, torch.empty(0, dtype=ids)))
+                self.graphs[ids] = self.dgl.graph(csc, num_nodes=self.own.num_nodes)
+            else:
+                data, many = self.own.to_data(), self.own.types.num_nodes
+                edges = {r: tuple(data[r].edge_index.to(ids)) for r in data.edge_types}
+                self.graphs[ids] = self.dgl.heterograph(edges, num_nodes_dict=many).formats("csc")
         return self.graphs[ids]
 
     def set_threads(self, n: int) -> None:
@@ -60,8 +65,12 @@ class DGL:
         graph = self.graph(ids)
         sampler = self.sampler(kind, graph, sizes)
 
+        types = self.own.types
+
         def work(seeds: Tensor) -> int:
-            return sum(block.num_edges() for block in sampler.sample_blocks(graph, seeds.to(ids))[2])
+            given = seeds.to(ids)
+            by_type = given if types is None else {t: some for t, some in types.split(given).items() if some.numel()}
+            return sum(block.num_edges() for block in sampler.sample_blocks(graph, by_type)[2])
 
         return Runner(f"dgl:{kind}", work, peer=True)
 
@@ -78,6 +87,8 @@ class PyG:
 
         if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
             raise Absent("PyG samples only with pyg-lib or torch-sparse, and neither is installed")
+        if graph.types is not None:
+            raise Absent("typed graphs are measured beside DGL alone")
         chance = torch.Generator().manual_seed(0)
         weight = torch.rand(graph.num_edges, generator=chance) + 0.01
         self.data = Data(edge_index=graph.edge_index(), num_nodes=graph.num_nodes, weight=weight)

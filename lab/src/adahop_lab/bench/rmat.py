@@ -5,8 +5,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 import torch
+from torch import Tensor
 
-from adahop.checks import InputError
+from adahop.checks import InputError, count
 from adahop.graph import Graph
 from adahop.mapped import cache, kept
 from adahop.ops.random import base, key, mix
@@ -20,20 +21,55 @@ _A, _B, _C = (round(65536 * sum(QUARTERS[: i + 1])) for i in range(3))
 def rmat(spec: str) -> Graph:
     """`rmat:N,E[,SEED]`: N nodes and exactly E in-edges, no loops, no parallel edges, ids shuffled.
 
+    With `,types=T,relations=R` the nodes are of T types and the edges of R relations, of one size each; a relation goes
+    from one type to another, the pairs of types taken in turn.
+
     Each edge walks down the quarters of the adjacency matrix (Chakrabarti et al. 2004), so few nodes have very many
     neighbours. Kept under `$ADAHOP_CACHE/rmat` (~/.cache/adahop/rmat) where that can be written.
 
     >>> rmat("rmat:100,500")
     Graph(num_nodes=100, num_edges=500, weighted=False)
     """
+    spec, kinds = _kinds(spec)
     n, m, seed = _parse(spec)
+    if kinds is not None:
+        return _typed(n, m, seed, *kinds)
+    return Graph(*_found(n, m, seed))
+
+
+def _kinds(spec: str) -> tuple[str, tuple[int, int] | None]:
+    """The spec without its words, and how many types and relations they ask for."""
+    numbers, *words = (part.strip() for part in spec.replace(",types=", ";types=").replace(",rel", ";rel").split(";"))
+    if not words:
+        return spec, None
+    named = dict(word.partition("=")[::2] for word in words)
+    if set(named) != {"types", "relations"} or not all(value.isdecimal() for value in named.values()):
+        raise InputError(f"`graph` rmat:N,E may end with types=T,relations=R, got '{spec}'")
+    types, relations = count(int(named["types"]), 2, "types"), count(int(named["relations"]), 1, "relations")
+    return numbers, (types, relations)
+
+
+def _typed(n: int, m: int, seed: int, types: int, relations: int) -> Graph:
+    """Every relation is a graph of its own over the nodes of a type, whose sources are read as another type's."""
+    sizes = [n // types] * types
+    edges = {}
+    for r in range(relations):
+        source, step = r % types, 1 + r // types % (types - 1)
+        part = m * (r + 1) // relations - m * r // relations
+        of = Graph(*_found(sizes[0], part, seed * relations + r))
+        edges[f"t{source}", f"r{r}", f"t{(source + step) % types}"] = of.edge_index()
+    return Graph.from_relations({f"t{i}": size for i, size in enumerate(sizes)}, edges)
+
+
+def _found(n: int, m: int, seed: int) -> tuple[Tensor, Tensor, None, None, Tensor]:
+    """The arrays of a graph, from the cache where it has them."""
     found = kept(
         cache("rmat", f"{n}-{m}-{seed}.npz"),
         lambda a: a["indptr"].shape == (n + 1,) and a["indices"].shape == (m,),
         lambda: _make(n, m, seed),
     )
     indptr, indices = (torch.from_numpy(found[name]) for name in ("indptr", "indices"))
-    return Graph(indptr, indices, None, None, indptr[:-1])
+    return indptr, indices, None, None, indptr[:-1]
 
 
 def _parse(spec: str) -> tuple[int, int, int]:

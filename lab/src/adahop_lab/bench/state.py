@@ -17,7 +17,7 @@ from adahop_lab.bench.ours import sampler
 def weigh(text: str, graph: Graph, sizes: Sequence[int], batch_size: int) -> dict[str, float]:
     """Bytes an edge and a node, a layer: a twin of the graph without edges tells the nodes' share from the edges'."""
     indptr = torch.zeros_like(graph.indptr)
-    twin = Graph(indptr, graph.indices[:0], None, None, indptr[:-1].clone())
+    twin = Graph(indptr, graph.indices[:0], None, None, indptr[:-1].clone(), types=graph.types)
     whole, nodes = (held(sampler(text, g, sizes, batch_size)) for g in (graph, twin))
     layers = len(sizes)
     return {

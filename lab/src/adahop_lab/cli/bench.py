@@ -11,7 +11,7 @@ from adahop_lab.bench import BY_DEGREE, DEGREES, EPOCH, SAMPLING
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside other libraries, in turns.")
 
-GRAPH = "rmat:N,E, star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
+GRAPH = "rmat:N,E (with ,types=3,relations=6 a typed one), star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
 PARTS = "With commas between; parts may be set, like bs:update=true or graphsage:policy=tracked:draw=systematic."
 PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform:ids=int32; none for none."
 CLOCK = "wall, or cpu: processor seconds, for one thread on a busy machine."

@@ -162,23 +162,23 @@ def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:
     over(cpu_reject.sum_up, len(stored[0]), *stored, *given, move, *(t.numpy() for t in out), work=work)
 
 
-def labor(edges: Edges, rows: Rows, k: int, refine: int, nodes: int, key: int) -> Drawn:
-    n, ids = rows.row.numel(), edges.indices.numpy()
+def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:
+    n, ks, ids = rows.row.numel(), k.numpy(), edges.indices.numpy()
     where, ptr = extents(edges, rows), np.zeros(n + 1, np.int64)
     start, size, _, loops = where
     word, many = np.concatenate([[0], np.cumsum(-(-size // cpu_labor.MANY))]), np.empty(n, np.int64)
     bits, mark, odds = np.empty(int(word[-1]), np.uint64), cpu_labor.mark, (np.empty(0), np.empty(0))
     if refine:
-        mark, odds = cpu_labor.mark_refined, _refined(ids, start, size, k, refine, nodes)
-    given = (ids, start, size, k, key, word, bits, many, *(odds if refine else ()))
+        mark, odds = cpu_labor.mark_refined, _refined(ids, start, size, ks, refine, nodes)
+    given = (ids, start, size, ks, key, word, bits, many, *(odds if refine else ()))
     over(mark, n, *given, work=(word + np.arange(n + 1)) * 16)
     np.cumsum(many + loops, out=ptr[1:])
     out = tuple(np.empty(int(ptr[-1]), t) for t in (np.int64, np.float32, np.float32))
-    over(cpu_labor.take, n, ids, where, k, word, bits, ptr, *odds, *out, work=ptr)
+    over(cpu_labor.take, n, ids, where, ks, word, bits, ptr, *odds, *out, work=ptr)
     return Drawn(*map(torch.from_numpy, (ptr, *out)))
 
 
-def _refined(ids, start, size, k: int, refine: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def _refined(ids, start, size, k: np.ndarray, refine: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """(pi, room for c). With pi = 1 the constant is k/n, and pi then the largest of them."""
     c = np.where((k < 0) | (size <= k), SURE, k / np.maximum(size, 1))
     pi = np.zeros(nodes)

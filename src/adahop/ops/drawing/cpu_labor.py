@@ -15,7 +15,7 @@ ALL, ONE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(1)
 
 
 @kernel
-def mark(lo, hi, indices, start, size, k, key, word, bits, many):
+def mark(lo, hi, indices, start, size, ks, key, word, bits, many):
     """Bit j of target t's words, from word[t] on: whether r_j < min(1, k/n). many[t] counts them."""
     low, high = halves(key)
     for t in range(lo, hi):
@@ -23,6 +23,7 @@ def mark(lo, hi, indices, start, size, k, key, word, bits, many):
             for j in range(0, min(size[t + 1], LINES * 16), 16):
                 prefetch(indices, start[t + 1] + j)
         a, n, m, o = start[t], size[t], 0, word[t]
+        k = ks[t] if ks.shape[0] > 1 else ks[0]
         all_of_it = k < 0 or n <= k
         limit = np.uint32(0 if all_of_it else np.ceil(np.float64(k) / n * 2.0**32))
         for j in range(0, n, MANY):
@@ -72,17 +73,17 @@ def settle(n, k, p, inverse):
 
 
 @kernel
-def solve(lo, hi, indices, start, size, k, pi, c):
+def solve(lo, hi, indices, start, size, ks, pi, c):
     longest = max(size[lo:hi].max(), 1) if hi > lo else 1
     p, inverse = np.empty(longest), np.empty(longest)
     for t in range(lo, hi):
         for j in range(size[t]):
             p[j] = pi[indices[start[t] + j]]
-        c[t] = settle(size[t], k, p, inverse)
+        c[t] = settle(size[t], ks[t] if ks.shape[0] > 1 else ks[0], p, inverse)
 
 
 @kernel
-def mark_refined(lo, hi, indices, start, size, k, key, word, bits, many, pi, c):
+def mark_refined(lo, hi, indices, start, size, ks, key, word, bits, many, pi, c):
     """As `mark` for r_j < c pi_j, where c[t] is found first."""
     longest = (max(size[lo:hi].max(), 1) if hi > lo else 1) + MANY
     ids, p, inverse = np.empty(longest, indices.dtype), np.empty(longest), np.empty(longest)
@@ -92,7 +93,7 @@ def mark_refined(lo, hi, indices, start, size, k, key, word, bits, many, pi, c):
         for j in range(n):
             ids[j] = indices[a + j]
             p[j] = pi[ids[j]]
-        c[t] = settle(n, k, p, inverse)
+        c[t] = settle(n, ks[t] if ks.shape[0] > 1 else ks[0], p, inverse)
         p[n : n + MANY] = 0.0  # never taken
         for j in range(0, n, MANY):
             x = under64(ids, p, j, low, high, c[t])
@@ -102,12 +103,13 @@ def mark_refined(lo, hi, indices, start, size, k, key, word, bits, many, pi, c):
 
 
 @kernel
-def take(lo, hi, indices, where, k, word, bits, ptr, pi, c, pos, prob, scale):
+def take(lo, hi, indices, where, ks, word, bits, ptr, pi, c, pos, prob, scale):
     """The places of the bits that are set, and their probabilities; pi is empty where nothing was refined."""
     start, size, begin, loops = where
     for t in range(lo, hi):
         a, n, o = start[t], size[t], ptr[t] + loops[t]
         sure(begin[t], ptr[t], loops[t], pos, prob, scale)
+        k = ks[t] if ks.shape[0] > 1 else ks[0]
         p = 1.0 if k < 0 or n <= k else np.float64(k) / n
         for i in range(word[t], word[t + 1]):
             x, at = bits[i], a + (i - word[t]) * MANY

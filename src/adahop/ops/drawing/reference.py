@@ -241,12 +241,12 @@ def padded(
     return Slots(n_id, pos, prob, scale, weight, many, loops, most)
 
 
-def labor(edges: Edges, rows: Rows, k: int, refine: int, nodes: int, key: int) -> Drawn:
+def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:
     """For each row its self-loops, and its neighbour j where r_j < min(1, c_i pi_j); scale is the inverse of that.
 
     c_i solves sum_j 1 / min(1, c_i pi_j) = n^2 / k, the variance of k uniform draws; pi is 1 and, `refine` times over,
-    multiplied by the largest c_i of a source's targets, which lowers the number of sources taken. `nodes`: how many
-    sources there are.
+    multiplied by the largest c_i of a source's targets, which lowers the number of sources taken. k is one number, or
+    one per row; `nodes`: how many sources there are.
     """
     many = rows.row.numel()
     begin, loops, start, size = extents(edges, rows)
@@ -267,7 +267,7 @@ def labor(edges: Edges, rows: Rows, k: int, refine: int, nodes: int, key: int) -
     return _grouped(many, row, pos, p, 1.0 / p)
 
 
-def _constants(pi: Tensor, row: Tensor, rows: int, n: Tensor, k: int) -> Tensor:
+def _constants(pi: Tensor, row: Tensor, rows: int, n: Tensor, k: Tensor) -> Tensor:
     everyone = (n <= k) | (k < 0)
     c, before = torch.zeros_like(n), None
     for _ in range(ROUNDS):
