@@ -38,7 +38,7 @@ from adahop.ops import (
     spans,
     target_rows,
 )
-from adahop.typed import Relation, Types, check_relations, of_hetero
+from adahop.typed import Relation, Types, check_relations, most_into, of_hetero
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -214,7 +214,7 @@ class Graph:
         types = Types(start, kinds, tuple(pointer(torch.tensor(many)).tolist()), ptr, own, shift, int(sources[-1]))
         w = None if weight is None else torch.cat([weight[k] for k in kinds])[order]
         built = cls(indptr, _small(src[order], n), w, _small(order, order.numel()), first, types=types)
-        for _, t in built._tensors():
+        for t in (*(t for _, t in built._tensors()), types.ptr, types.relation, types.shift):
             large_pages(t)
         return built
 
@@ -297,7 +297,7 @@ class Graph:
         `until` on out; `only`, a mask of the relations, leaves out those that are not in it."""
         rows = Rows(nodes)
         if self.types is not None:
-            rows = target_rows(self.types.ptr, self.types.relation, nodes, only)
+            rows = target_rows(self.types.ptr, self.types.relation, nodes, only, most_into(self.types.relations))
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
         return rows if until is None else rows._replace(until=self._clip(rows, until))

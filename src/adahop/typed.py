@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -181,6 +183,12 @@ def _relation(block: Block) -> Tensor:
 def by_relation(relation: Tensor, relations: int) -> tuple[Tensor, Tensor]:
     """(order, ptr): places sorted by relation, as they came within one, and where each relation starts."""
     return torch.argsort(relation, stable=True), pointer(torch.bincount(relation, minlength=relations))
+
+
+@functools.cache
+def most_into(relations: tuple[Relation, ...]) -> int:
+    """The most rows that a target can have: relations into one type."""
+    return max(Counter(target for _, _, target in relations).values(), default=0)
 
 
 def unknown(relation: Any, relations: Iterable[Relation], what: str) -> InputError:

@@ -118,10 +118,10 @@ def test_sizes_by_relation():
 def test_rows_of_targets_in_both_forms():
     g = typed()
     nodes = torch.tensor([40, 3, 3, 11, 0, 20])
-    for only in (None, torch.tensor([True, False, True, False, True])):
-        ours, plain = (
-            f(g.types.ptr, g.types.relation, nodes, only) for f in (ops.target_rows, ops.target_rows.reference)
-        )
+    some = torch.tensor([True, False, True, False, True])
+    for only, most in ((None, 0), (some, 0), (None, 3), (some, 3)):
+        forms = (ops.target_rows, ops.target_rows.reference)
+        ours, plain = (f(g.types.ptr, g.types.relation, nodes, only, most) for f in forms)
         assert all(
             torch.equal(getattr(ours, k), getattr(plain, k)) for k in ("row", "dst", "target", "relation", "ptr")
         )

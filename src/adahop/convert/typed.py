@@ -31,7 +31,7 @@ from adahop.typed import Relation
 KINDS = ("edge__", "x__", "y__", "n__")
 
 
-class Named(NamedTuple):
+class NamedFiles(NamedTuple):
     """The files of a typed graph by what they hold, and numbers of nodes that a user gives."""
 
     edges: dict[Relation, Path]
@@ -48,11 +48,11 @@ def is_named(source: Any) -> bool:
     )
 
 
-def by_name(source: Any) -> Named:
+def by_name(source: Any) -> NamedFiles:
     """{"edge__SRC__REL__DST": path, "x__TYPE": path, "y__TYPE": path, "n__TYPE": count}, or such words with =."""
     words = [source] if isinstance(source, str) else source
     pairs = dict(source) if isinstance(source, Mapping) else dict(w.partition("=")[::2] for w in words)
-    found = Named({}, {}, {}, {})
+    found = NamedFiles({}, {}, {}, {})
     for name, value in pairs.items():
         head = next((kind for kind in KINDS if str(name).startswith(kind)), None)
         parts = str(name).split("__")
@@ -89,7 +89,7 @@ class Tabled(NamedTuple):
     classes: list[str]
 
 
-def from_typed_tables(given: Named, names: bool, tell: Tell | None = None) -> Tabled:
+def from_typed_tables(given: NamedFiles, names: bool, tell: Tell | None = None) -> Tabled:
     """Edges, features and labels, every id checked. Without `names`, ids count the rows of a type's features."""
     features = {kind: read_features(path, tell) for kind, path in given.x.items()}
     labels = {kind: label_table(path, names, tell) for kind, path in given.y.items()}
@@ -119,7 +119,7 @@ def from_typed_tables(given: Named, names: bool, tell: Tell | None = None) -> Ta
 
 def _ids(
     kind: str,
-    given: Named,
+    given: NamedFiles,
     features: Mapping[str, tuple[Columns | None, np.ndarray]],
     labels: Mapping[str, Columns],
     edges: Mapping[Relation, Columns],

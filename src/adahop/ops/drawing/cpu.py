@@ -30,18 +30,18 @@ from adahop.ops.types import (
 )
 
 NO_RELATIONS = np.empty(0, np.bool_)
+FEW = 8  # relations of a target for which there is room rather than a count of its rows
 Where = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | None = None) -> Rows:
+def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | None = None, most: int = 0) -> Rows:
     where, of, kinds = ptr.numpy(), nodes.numpy(), relation.numpy()
-    bounds = empty((len(of) + 1,), np.int64)
-    cpu_scan.count_targets(where, of, bounds)
-    row, target, kind = (empty((int(bounds[-1]),), np.int64) for _ in range(3))
+    room = len(of) * most if 0 < most <= FEW else cpu_scan.count_targets(where, of)  # type: ignore[call-arg]
+    bounds, out = empty((len(of) + 1,), np.int64), empty((3, room), np.int64)
     drawn = NO_RELATIONS if only is None else only.numpy()
-    many = cpu_scan.fill_targets(where, kinds, of, drawn, bounds, row, target, kind)
-    found = [torch.from_numpy(a[:many]) for a in (row, target, kind)]
-    return Rows(found[0], nodes, found[1], relation=found[2], ptr=torch.from_numpy(bounds))
+    many = cpu_scan.list_targets(where, kinds, of, drawn, bounds, out[0], out[1], out[2])
+    row, target, kind = torch.from_numpy(out)[:, :many]
+    return Rows(row, nodes, target, relation=kind, ptr=torch.from_numpy(bounds))
 
 
 def extents(edges: Edges, rows: Rows, ks: np.ndarray = NO_PLACES, ptr: np.ndarray = NO_PLACES) -> Where:

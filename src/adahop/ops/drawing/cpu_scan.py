@@ -163,29 +163,31 @@ def poisson(p, n, stream, out):
 
 
 @nb.njit(nogil=True, cache=True)
-def count_targets(ptr, nodes, bounds):
-    """bounds[i] = how many rows the targets before i have."""
-    many = nodes.shape[0]
-    bounds[0] = 0
-    for i in range(many):
-        if i + AHEAD < many:
-            prefetch(ptr, nodes[i + AHEAD])
-        bounds[i + 1] = bounds[i] + ptr[nodes[i] + 1] - ptr[nodes[i]]
+def count_targets(ptr, nodes):
+    """How many rows the targets have."""
+    total = np.int64(0)
+    for i in range(nodes.shape[0]):
+        prefetch(ptr, nodes[min(i + AHEAD, nodes.shape[0] - 1)])
+        total += ptr[nodes[i] + 1] - ptr[nodes[i]]
+    return total
 
 
 @nb.njit(nogil=True, cache=True)
-def fill_targets(ptr, relation, nodes, only, bounds, row, target, of):
-    """The rows of each target; `bounds` is counted again, for `only` some relations may have a part."""
-    many, o, after = nodes.shape[0], 0, np.int64(0)
+def list_targets(ptr, relation, nodes, only, bounds, row, target, of):
+    """The rows of each target, those of some relations alone where `only` says so; how many."""
+    many, o, last = nodes.shape[0], 0, nodes.shape[0] - 1
+    bounds[0] = 0
+    for i in range(min(2 * AHEAD, many)):
+        prefetch(ptr, nodes[i])
     for i in range(many):
-        if i + AHEAD < many:
-            prefetch(relation, ptr[nodes[i + AHEAD]])
-        for r in range(ptr[nodes[i]], ptr[nodes[i]] + bounds[i + 1] - after):
+        prefetch(ptr, nodes[min(i + 2 * AHEAD, last)])
+        prefetch(relation, ptr[nodes[min(i + AHEAD, last)]])
+        v = nodes[i]
+        for r in range(ptr[v], ptr[v + 1]):
             kind = relation[r]
             if only.shape[0] == 0 or only[kind]:
                 row[o], target[o], of[o] = r, i, kind
                 o += 1
-        after = bounds[i + 1]
         bounds[i + 1] = o
     return o
 

@@ -16,9 +16,10 @@ ROUNDS = 50  # a row's constant is settled when no more of its probabilities rea
 SURE = 1.0 + 1e-9  # times 1/pi * pi, which may round to just below 1
 
 
-def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | None = None) -> Rows:
+def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | None = None, most: int = 0) -> Rows:
     """The rows of some targets, those of a target side by side: ptr[i]:ptr[i + 1] are node i's, and `relation` is what
-    each row is of. `only`, a mask of the relations, leaves the others out."""
+    each row is of. `only`, a mask of the relations, leaves the others out. None has more than `most`; 0: not known.
+    """
     start = ptr[nodes]
     target, row = spans(start, ptr[nodes + 1] - start)
     of = relation[row]
