@@ -101,6 +101,18 @@ def test_subgraph_methods_refuse_in_a_sentence():
             build(name, typed())
 
 
+def test_state_is_per_edge_row_and_pair():
+    """Bytes per layer: bandits 4 per edge and 8 or 12 per (relation, target), norms 6 per (relation, source)."""
+    g = typed()
+    pairs, rows = g.num_sources, g.num_rows
+    assert rows < 5 * g.num_nodes and pairs == 30 + 30 + 12 + 12 + 30
+    for policy, wanted in (("exp3", 4 * 600 + 8 * rows), ("thanos", 4 * 600 + 12 * rows), ("tracked", 6 * pairs)):
+        own = make("graphsage", g, [2, 2], policy=policy).policy
+        names = ("arms.weight", "mean", "size", "visits", "square")
+        found = sum(t.nbytes for name, t in own.named_buffers() if name in names)
+        assert found == 2 * wanted, policy
+
+
 SIZED = {"bought": [3], "seen": [-1], "knows": [2], "rates": [4], "like": [0]}
 CASES = [
     ("pladies", [12], {}), ("as-gcn", [12], {}), ("ladies", [12], {"draw": "multinomial", "inner": False}),

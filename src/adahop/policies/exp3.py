@@ -24,7 +24,8 @@ class Exp3(Policy):
     gain = step (1/k) (r / mean r - 1) / (q n), clipped to [-1, 1], with a running mean of each node's reward, so that
     the reward's unit does not matter. step = "paper": gain = delta r / (k q),
     delta = sqrt((1 - eta) eta^4 k^5 ln(n/k) / (T n^4)) with T the node's visits (or `horizon`).
-    A neighbour drawn twice gains twice. Memory: 4.3 bytes per edge and 8 per node, per layer (or once: `share_layers`).
+    A neighbour drawn twice gains twice. Memory: 4.3 bytes per edge and 8 per node, per layer (or once: `share_layers`);
+    in a typed graph 8 per (relation, target) that has edges.
 
     >>> policy = Exp3(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).edge.tolist()

@@ -25,11 +25,11 @@ class Tracked(Policy):
     """q_ij in proportion to a_ij sqrt(v_j), v_j an exponential average of |m_j|^2 / level, mixed with `eta` uniform.
 
     |m_j|^2 = energy / (weight scale)^2 belongs to node j, not to the edge: what one parent sees serves all, and what is
-    learned takes 6 bytes per node and layer. What spares the CPU a scan takes 10 more per node for draws with
-    replacement (`Copied`), 8 per node and 4 per edge for systematic ones (`PrefixSums`). The average of squares is what
-    minimises the variance when h_j itself is noisy (sampled below, dropout). `level` is the mean |m|^2 of the day: as a
-    model learns, all norms grow together, and a node seen long ago must not look small for it. v starts at 1, the
-    typical node, and counts as one sight.
+    learned takes 6 bytes per node and layer (in a typed graph per relation and source). What spares the CPU a scan
+    takes 10 more per node for draws with replacement (`Copied`), 8 per node and 4 per edge for systematic ones
+    (`PrefixSums`). The average of squares is what minimises the variance when h_j itself is noisy (sampled below,
+    dropout). `level` is the mean |m|^2 of the day: as a model learns, all norms grow together, and a node
+    seen long ago must not look small for it. v starts at 1, the typical node, and counts as one sight.
 
     >>> policy = Tracked(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).node.tolist()
