@@ -98,7 +98,7 @@ def test_train_as_json(run):
     assert (said["method"], said["model"], said["arch"], said["metric"]) == ("adahop", "gcn", "residual", "accuracy")
     assert said["dataset"] == SMALL[1] and [r["seed"] for r in said["runs"]] == [5, 6]
     for r in said["runs"]:
-        assert list(r) == ["seed", "test", "val", "best_epoch", "epochs", "steps", "seconds"]
+        assert list(r) == ["seed", "test", "val", "best_epoch", "epochs", "steps", "seconds", "noise"]
         assert 0 <= r["test"] <= 1 and 1 <= r["best_epoch"] <= r["epochs"] == 2 and r["steps"] == 6
     tests = [r["test"] for r in said["runs"]]
     assert said["test_mean"] == pytest.approx(np.mean(tests)) and said["test_std"] == pytest.approx(
