@@ -9,16 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, NumNeighbors, SamplerOutput
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NodeSamplerInput,
+    NumNeighbors,
+    SamplerOutput,
+)
 from torch_geometric.sampler.base import NegativeSampling, SubgraphType
 
 from adahop.checks import InputError, KindError, flag, node_ids
 from adahop.graph import Graph
-from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, draw_hops, weigh
+from adahop.pyg.feedback import Cut, Learner
+from adahop.pyg.hops import Hops, draw_hops, weigh, weigh_typed
 from adahop.pyg.source import estimator_of, history_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
 from adahop.samplers import NeighborSampler
+from adahop.typed import Relation
 
 REFRESH = 256  # rows of the history renewed per batch, whose size is not known here
 
@@ -39,7 +47,7 @@ class AdaptiveSampler(Learner, BaseSampler):
     def __init__(
         self,
         data: object,
-        num_neighbors: Iterable[int] | NumNeighbors = (10, 10),
+        num_neighbors: Iterable[int] | dict[Relation, list[int]] | NumNeighbors = (10, 10),
         method: str = "adahop",
         seed: int | None = None,
         replace: bool | None = None,
@@ -60,23 +68,31 @@ class AdaptiveSampler(Learner, BaseSampler):
         self.sampler = node_sampler(
             self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, sampler, **rest
         )
-        self.estimator = estimator_of(estimator, method, weight_attr, sampler)
+        self.estimator = estimator_of(estimator, method, weight_attr, sampler, graph.types)
         self.noise = noise
         self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, REFRESH)
         self.disjoint = flag(disjoint, "disjoint")
-        self._kind = subgraph_of(subgraph_type, disjoint)
+        self._kind = subgraph_of(subgraph_type, disjoint, graph.types)
         self._drawn: Hops | None = None
         self._seen, self._since = torch.zeros(graph.num_nodes, dtype=torch.bool), 0  # seeds ever, and since a renewal
 
     @property
-    def num_neighbors(self) -> list[int]:
+    def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
         return hops_of(self.sampler)
 
-    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        if inputs.input_type is not None or inputs.time is not None:
-            raise InputError("`inputs` must be plain node ids, got a node type or times, which are not supported yet")
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
+        graph = self.sampler.graph
+        if inputs.time is not None:
+            raise InputError("`inputs` must be plain node ids, got times, which are not supported yet")
+        if graph.types is None and inputs.input_type is not None:
+            raise InputError("`inputs` must be plain node ids, as the data has no node types, got a node type")
+        if graph.types is not None and inputs.input_type is None:
+            raise InputError("`inputs` must have a node type, as the data is a HeteroData, got none")
         self._take_back()
-        seeds = node_ids(inputs.node, self.sampler.graph.num_nodes, "inputs")
+        if graph.types is not None:
+            seeds = graph.ids((inputs.input_type, inputs.node), "inputs")
+        else:
+            seeds = node_ids(inputs.node, graph.num_nodes, "inputs")
         self._renew(seeds)
         self._drawn = draw_hops(self.sampler, seeds, self.disjoint, self._kind)
         return self._drawn.output(inputs.input_id, inputs.time)
@@ -103,13 +119,27 @@ class AdaptiveSampler(Learner, BaseSampler):
     def edge_permutation(self) -> None:
         return None
 
-    def attach(self, batch: Data) -> Data:
+    def attach(self, batch: Cut) -> Cut:
         """The transform that completes a batch of NodeLoader; it must be the one drawn last."""
+        if isinstance(batch, HeteroData):
+            return self._attach_typed(batch)
         if self._drawn is None or not torch.equal(batch.edge_index.cpu(), self._drawn.edge_index.cpu()):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
         if isinstance(batch.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel along
             batch = Data.from_dict({k: v for k, v in batch.to_dict().items() if k != "graph"})
         return self._hand_out(weigh(batch, self._drawn), self._drawn)
+
+    def _attach_typed(self, batch: HeteroData) -> HeteroData:
+        typed = None if self._drawn is None else self._drawn.typed
+        if (
+            self._drawn is None
+            or typed is None
+            or not all(torch.equal(batch[r].edge_index.cpu(), e.cpu()) for r, e in typed.edge_index.items())
+        ):
+            raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
+        if isinstance(batch.to_dict()["_global_store"].get("graph"), Graph):
+            batch = HeteroData.from_dict({k: v for k, v in batch.to_dict().items() if k != "_global_store"})
+        return self._hand_out(weigh_typed(batch, self._drawn), self._drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned and remembered, and how far the epoch is; where its loader stands is not known."""

@@ -50,11 +50,13 @@ def same(start: int, edges: int) -> Aligned:
     return Aligned(start, edges, edges, None, 1.0)
 
 
-def align(given: Tensor, used: Tensor, columns: slice | None = None, nodes: int | None = None) -> Aligned | None:
+def align(
+    given: Tensor, used: Tensor, columns: slice | None = None, nodes: int | None = None, bipartite: bool = False
+) -> Aligned | None:
     """How the edges in use lie in those given; None where one of them, not a self-loop, is not among them.
 
     `columns` are those of `given` that the layer was passed (`trim_to_layer` passes the first hops alone). Self-loops
-    are never left to chance, so that it does not matter which of two is which.
+    are never left to chance, so that it does not matter which of two is which; a `bipartite` relation has none.
 
     >>> given = torch.tensor([[1, 0, 2], [0, 0, 0]])
     >>> align(given, torch.tensor([[1, 2, 0], [0, 0, 0]])).take(torch.tensor([5.0, 6.0, 7.0])).tolist()
@@ -69,20 +71,20 @@ def align(given: Tensor, used: Tensor, columns: slice | None = None, nodes: int 
     if true.numel() <= m and torch.equal(passed[:, true], used[:, : true.numel()]) and _loops(used[:, true.numel() :]):
         at = torch.cat([true + start, true.new_full((m - true.numel(),), -1)])
         return Aligned(0, 0, m, at, 1.0)
-    return _by_pair(given, used, nodes, true.numel())
+    return _by_pair(given, used, nodes, many if bipartite else true.numel(), bipartite)
 
 
 def _loops(edges: Tensor) -> bool:
     return edges.shape[1] == 0 or torch.equal(edges[0], edges[1])
 
 
-def _by_pair(given: Tensor, used: Tensor, nodes: int | None, expected: int) -> Aligned | None:
+def _by_pair(given: Tensor, used: Tensor, nodes: int | None, expected: int, bipartite: bool) -> Aligned | None:
     """By source and target: any order, any part."""
     if nodes is None:
         nodes = 1 + max(int(e.max()) if e.numel() else 0 for e in (given, used))
     if used.numel() and int(used.max()) >= nodes:
         return None
-    i, j = ((e[0] != e[1]).nonzero().flatten() for e in (given, used))
+    i, j = ((bipartite | (e[0] != e[1])).nonzero().flatten() for e in (given, used))
     a, b = (e[1, k] * nodes + e[0, k] for e, k in ((given, i), (used, j)))
     order = a.argsort(stable=True)
     sorted_a = a[order]

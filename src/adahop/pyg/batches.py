@@ -11,20 +11,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import EdgeStorage
 
 from adahop.block import Block
 from adahop.graph import Graph
+from adahop.typed import Relation, TypedBatch
 
 
 class Whole:
     """What a layer may ask about the whole graph while it sees a batch: sums over all in-edges of a node.
 
-    One per loader, shared by its batches. Sums are formed when first asked for, and kept.
+    One per loader, or per relation of typed data, shared by its batches. Sums are formed when first asked for and kept.
     """
 
-    def __init__(self, data: Data, graph: Graph):
+    bipartite = False  # whether sources and targets are of two types, so that equal numbers are no self-loop
+
+    def __init__(self, data: Data | EdgeStorage, graph: Graph, relation: Relation | None = None):
         self.data, self.graph = data, graph
+        self.num_nodes = graph.num_nodes, graph.num_nodes  # sources and targets
+        if relation is not None:
+            assert graph.types is not None
+            many = graph.types.num_nodes
+            self.num_nodes, self.bipartite = (many[relation[0]], many[relation[2]]), relation[0] != relation[2]
         self._sums: dict[tuple[str | None, int], tuple[Tensor, Tensor]] = {}
         self._loops: dict[str | None, Tensor] = {}
 
@@ -33,24 +42,27 @@ class Whole:
         without its self-loops, and over its self-loops alone.
         """
         if (name, row) not in self._sums:
-            src, dst = self.data.edge_index
             at = self.data.edge_index[row]
-            value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
-            loop = src == dst
-            none = value.new_zeros(self.graph.num_nodes)
+            value = torch.ones_like(at, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
+            loop = self.is_loop(self.data.edge_index)
+            none = value.new_zeros(self.num_nodes[row])
             self._sums[name, row] = (
                 none.index_add(0, at, value.masked_fill(loop, 0)),
                 none.index_add(0, at, value.masked_fill(~loop, 0)),
             )
         return self._sums[name, row]
 
+    def is_loop(self, edges: Tensor) -> Tensor:
+        """[M] whether each of some edges is a self-loop."""
+        return torch.zeros_like(edges[0], dtype=torch.bool) if self.bipartite else edges[0] == edges[1]
+
     def loops(self, name: str | None = None) -> Tensor:
         """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
         if name not in self._loops:
-            src, dst = self.data.edge_index
-            loop = (src == dst).nonzero().flatten()
+            dst = self.data.edge_index[1]
+            loop = self.is_loop(self.data.edge_index).nonzero().flatten()
             value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
-            out = value.new_full((self.graph.num_nodes,), float("nan"))
+            out = value.new_full((self.num_nodes[1],), float("nan"))
             out[dst[loop]] = value[loop]
             self._loops[name] = out
         return self._loops[name]
@@ -58,9 +70,13 @@ class Whole:
 
 @dataclass(eq=False)
 class DrawnBatch:
-    """What a loader knows about a batch that it handed out. It holds none of the tensors that name the batch."""
+    """What a loader knows about a batch that it handed out. It holds none of the tensors that name the batch.
 
-    n_id: Tensor  # [S] global node ids, the seeds first
+    A typed batch has one for all relations together, numbered as PyG's `to_homogeneous` numbers them, which owns one
+    per relation, in the ids of its types.
+    """
+
+    n_id: Tensor  # [S] global node ids, the seeds first; of a relation, those of its targets' type
     e_id: Tensor  # [M] places in the data's edge_index
     scale: Tensor  # [M] the factor that makes each target's sum unbiased
     whole: Whole
@@ -74,6 +90,10 @@ class DrawnBatch:
     rounds: list[Any] = field(default_factory=list)  # what layers noted on it, in order
     calls: dict[Any, list[int]] = field(default_factory=dict)  # per layer, where the inputs of its calls lay
     kept: dict[Any, Any] = field(default_factory=dict)  # what several layers compute alike
+    sources: Tensor | None = None  # of a relation between two types, the ids of its sources' type
+    relation: Relation | None = None
+    owner: DrawnBatch | None = None  # of a relation, the batch that it is a part of
+    typed: TypedBatch | None = None
     _moved: dict[torch.device, DrawnBatch] = field(default_factory=dict)
 
     @property
@@ -81,12 +101,23 @@ class DrawnBatch:
         """Whether its edges were drawn per target, so that `scale` makes sums unbiased."""
         return self.blocks is not None
 
+    @property
+    def root(self) -> DrawnBatch:
+        """The batch as a whole."""
+        return self if self.owner is None else self.owner
+
+    def side(self, row: int) -> str:
+        """The name of the ids that the sources (0) or targets (1) of its edges have."""
+        return "sources" if row == 0 and self.sources is not None else "n_id"
+
     def on(self, device: torch.device, name: str) -> Tensor:
         """One of its tensors on a device; copies are kept."""
         value = getattr(self, name)
         if value.device == device:
             return value
-        kept = self._moved.setdefault(device, DrawnBatch(self.n_id, self.e_id, self.scale, self.whole))
+        kept = self._moved.setdefault(
+            device, DrawnBatch(self.n_id, self.e_id, self.scale, self.whole, sources=self.sources)
+        )
         if getattr(kept, name).device != device:
             setattr(kept, name, value.to(device))
         return getattr(kept, name)
@@ -108,12 +139,32 @@ class _Entry(NamedTuple):
 
 
 _entries: dict[int, _Entry] = {}  # by the address of a storage
-_handed: list[tuple[weakref.ref[Any], DrawnBatch]] = []  # batches, whose tensors change with `batch.to(device)`
+# batches, and stores of the relations of typed ones, whose tensors change with `batch.to(device)`
+_handed: list[tuple[weakref.ref[Any], DrawnBatch]] = []
 _lock = threading.RLock()  # batches may be drawn in a thread
 _last: weakref.ref[DrawnBatch] | None = None  # found last
 
 
-def register(data: Data, batch: DrawnBatch, drawn: Tensor | None = None) -> Data:
+def register_typed(data: HeteroData, batch: DrawnBatch, whole: dict[Relation, Whole]) -> HeteroData:
+    """The same for a typed batch: each relation is known by its own edges."""
+    typed = batch.typed
+    assert typed is not None
+    scale = batch.scale.split([ids.numel() for ids in typed.e_id.values()])
+    with _lock:
+        for of, (relation, ids) in zip(scale, typed.e_id.items(), strict=True):
+            if relation not in data.edge_types:
+                continue
+            part = DrawnBatch(
+                typed.n_id[relation[2]], ids, of, whole[relation], num_edges=typed.num_edges[relation],
+                blocks=batch.blocks, rounds=batch.rounds, relation=relation, owner=batch,
+                sources=typed.n_id[relation[0]] if whole[relation].bipartite else None,
+            )  # fmt: skip
+            register(data[relation], part, typed.edge_index[relation])
+        _handed.append((weakref.ref(data), batch))
+    return data
+
+
+def register(data: Data | EdgeStorage, batch: DrawnBatch, drawn: Tensor | None = None) -> Data | EdgeStorage:
     """Make known what was handed out as `data`; it is forgotten when the tensors of `data` are gone.
 
     `drawn` are the edges that were drawn, where `data` may have others by now (a transform).
@@ -128,7 +179,7 @@ def register(data: Data, batch: DrawnBatch, drawn: Tensor | None = None) -> Data
     return data
 
 
-def _enter(data: Data, batch: DrawnBatch) -> None:
+def _enter(data: Data | EdgeStorage, batch: DrawnBatch) -> None:
     edge_index = given_edges(data)
     if batch.drawn is not None:
         if edge_index is not None:
@@ -157,7 +208,7 @@ def alias(tensor: Tensor, found: Found) -> None:
     _note(tensor, found.batch, found.edge_index)
 
 
-def given_edges(data: Data) -> Tensor | None:
+def given_edges(data: Data | EdgeStorage) -> Tensor | None:
     """The strided `edge_index` of a batch, where it has one."""
     edge_index = getattr(data, "edge_index", None)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dim() == 2:
@@ -181,7 +232,8 @@ def find(tensors: Iterable[Any]) -> Found | None:
             for t in some:
                 found = lookup(t)
                 if found is not None:
-                    _last = weakref.ref(found.batch)
+                    if found.batch.root.typed is None:  # edges that a model made may be of any relation
+                        _last = weakref.ref(found.batch)
                     return found
     return None
 
@@ -234,7 +286,23 @@ def _by_content(t: Tensor) -> Found | None:
             if torch.equal(here, t):
                 _note(t, batch)
                 return Found(batch, t, slice(0, t.shape[1]))
+        if data is not None and batch.typed is not None and batch.e_id.numel() == t.shape[1]:
+            joined = joint(data, batch.typed)
+            if joined is not None and torch.equal(joined.to(t.device), t):
+                _note(t, batch)
+                return Found(batch, t, slice(0, t.shape[1]))
     return None
+
+
+def joint(data: HeteroData, typed: TypedBatch) -> Tensor | None:
+    """[2, M] the edges of all relations as `data.to_homogeneous()` has them; None where `data` changed since."""
+    if data.edge_types != list(typed.edge_index) or data.node_types != list(typed.n_id):
+        return None
+    start, first = 0, {}
+    for name, ids in typed.n_id.items():
+        first[name], start = start, start + ids.numel()
+    ends = {r: torch.tensor([[first[r[0]]], [first[r[2]]]], device=e.device) for r, e in typed.edge_index.items()}
+    return torch.cat([e + ends[r] for r, e in typed.edge_index.items()], 1)
 
 
 def attribute(batch: DrawnBatch, t: Tensor) -> str | None:
@@ -243,7 +311,8 @@ def attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     if data is None:
         return None
     at, edges = t.untyped_storage().data_ptr(), batch.e_id.numel()
-    values = {k: v for k, v in data.to_dict().items() if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges}
+    own = data.to_dict() if batch.typed is None else {"scale": batch.scale}
+    values = {k: v for k, v in own.items() if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges}
     for name, value in values.items():
         if value.numel() and value.untyped_storage().data_ptr() == at:
             return name
@@ -272,7 +341,7 @@ def name_of(batch: DrawnBatch, t: Tensor) -> str | None:
     return node_attribute(batch, t) or (attribute(batch, t) if t.dim() else None)
 
 
-def of(data: Data) -> DrawnBatch | None:
+def of(data: Data | HeteroData) -> DrawnBatch | None:
     """What is known of a batch by itself."""
     return next((one for ref, one in reversed(_handed) if ref() is data), None)
 
@@ -294,8 +363,8 @@ def known(batch: DrawnBatch) -> Tensor | None:
 
 def alive(batch: DrawnBatch) -> bool:
     """Whether a tensor that names the batch is still in use."""
-    return any(one is batch and ref() is not None for ref, one in _handed) or any(
-        e.batch is batch and not e.alive.expired() for e in _entries.values()
+    return any(one.root is batch and ref() is not None for ref, one in _handed) or any(
+        e.batch.root is batch and not e.alive.expired() for e in _entries.values()
     )
 
 
@@ -315,4 +384,4 @@ def _forget_dead() -> None:
 def in_use() -> int:
     """How many batches are known at present."""
     forget_dead()
-    return len({id(batch) for _, batch in _handed} | {id(e.batch) for e in _entries.values()})
+    return len({id(batch.root) for _, batch in _handed} | {id(e.batch.root) for e in _entries.values()})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from adahop.block import Block
 from adahop.checks import InputError, between
+from adahop.graph import Graph
+from adahop.ops import pointer
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Whole
 from adahop.pyg.history import LayerHistories
@@ -22,16 +24,20 @@ from adahop.pyg.snapshot import Snapshots
 from adahop.pyg.wrap import Propagate, Round, layers_of, scale_of, scaled
 from adahop.samplers import NeighborSampler
 from adahop.samplers.loop import nothing
+from adahop.typed import Relation
+
+Cut = TypeVar("Cut", Data, HeteroData)  # a batch as it is handed out
 
 
 class Learner:
     """What a loader or a PyG sampler needs to learn from a model: `feedback` around a step, or `learn` once."""
 
     sampler: NeighborSampler
-    data: Data
+    data: Data | HeteroData
     estimator = "plain"  # or "snapshot", "history"
     _noise = 0.0
     _whole: Whole | None = None
+    _by_relation: dict[Relation, Whole] | None = None  # the same of each relation of typed data
     _snapshots: Snapshots | LayerHistories | None = None
     _history: dict[str, Any] | None = None  # options of `LayerHistories`
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
@@ -54,7 +60,7 @@ class Learner:
             self._snapshots.noise = self._noise
 
     @contextlib.contextmanager
-    def feedback(self, model: nn.Module, batch: Data | None = None) -> Iterator[None]:
+    def feedback(self, model: nn.Module, batch: Data | HeteroData | None = None) -> Iterator[None]:
         """Around a model's forward (or the whole step): the sampler learns from its messages when the block ends.
 
         `batch` is the one handed out last unless given. Every layer that passes messages is `scaled` from then on. A
@@ -63,7 +69,9 @@ class Learner:
         batch = (None if self._last is None else self._last()) if batch is None else batch
         if batch is None:
             raise InputError("`batch` must be given before the loader has handed one out, got None")
-        drawn = batches.of(batch) or next((f.batch for f in [batches.find(_tensors(batch))] if f is not None), None)
+        drawn = batches.of(batch) or next(
+            (f.batch.root for f in [batches.find(_tensors(batch))] if f is not None), None
+        )
         if drawn is None:
             raise InputError("`batch` must be one that this loader handed out, got another")
         self._attend(model)
@@ -122,24 +130,45 @@ class Learner:
         if not drawn.directional:
             raise InputError("`subgraph_type` must be 'directional' for a sampler to learn, got another")
         drawn.rounds.clear()
-        drawn.listens, drawn.expected = self.sampler.listens, self._rounds
+        drawn.listens = self.sampler.listens
+        drawn.expected = self._rounds if drawn.typed is None else None  # typed edges do not lie hop by hop
         drawn.memory = None if self._snapshots is None else weakref.ref(self._snapshots)
 
-    def _hand_out(self, batch: Data, hops: Hops) -> Data:
+    def _hand_out(self, batch: Cut, hops: Hops) -> Cut:
         """Make a batch known, so that layers find it by its tensors."""
-        if self._whole is None:
-            self._whole = Whole(self.data, self.sampler.graph)
-        if self._snapshots is not None:
-            self._snapshots.before_batch(self._whole)
-        drawn = DrawnBatch(hops.n_id, hops.e_id, hops.scale, self._whole, hops.num_nodes, hops.num_edges, hops.blocks)
-        batches.register(batch, drawn, hops.edge_index)
+        drawn = self._drawn_typed(batch, hops) if isinstance(batch, HeteroData) else self._drawn_plain(batch, hops)
         self._last = weakref.ref(batch)
         if self._model is not None:
             self._open(drawn)
             self._handed = [*(self._handed or []), drawn]
         return batch
 
-    def _attend_to(self, model: nn.Module, batch: Data) -> None:
+    def _drawn_plain(self, batch: Data, hops: Hops) -> DrawnBatch:
+        if self._whole is None:
+            assert isinstance(self.data, Data)
+            self._whole = Whole(self.data, self.sampler.graph)
+        if self._snapshots is not None:
+            self._snapshots.before_batch(self._whole)
+        drawn = DrawnBatch(hops.n_id, hops.e_id, hops.scale, self._whole, hops.num_nodes, hops.num_edges, hops.blocks)
+        batches.register(batch, drawn, hops.edge_index)
+        return drawn
+
+    def _drawn_typed(self, batch: HeteroData, hops: Hops) -> DrawnBatch:
+        data, graph, typed = self.data, self.sampler.graph, hops.typed
+        assert graph.types is not None and typed is not None and isinstance(data, HeteroData)
+        if self._whole is None or self._by_relation is None:
+            self._whole = Joint(graph)
+            self._by_relation = {r: Whole(data[r], graph, r) for r in graph.relations}
+        n_id = torch.cat([ids + graph.types.nodes[t] for t, ids in typed.n_id.items()])
+        order = torch.cat(list(typed.edge.values()))
+        drawn = DrawnBatch(
+            n_id, hops.e_id[order], hops.scale[order], self._whole, hops.num_nodes, hops.num_edges, hops.blocks,
+            typed=typed,
+        )  # fmt: skip
+        batches.register_typed(batch, drawn, self._by_relation)
+        return drawn
+
+    def _attend_to(self, model: nn.Module, batch: Data | HeteroData) -> None:
         """A model is about to train on a batch, which may have been handed out before the model was known."""
         if self._model is not model:
             self.learn(model)
@@ -174,8 +203,27 @@ class Learner:
         drawn.rounds.clear()
         if not rounds or not self.sampler.listens or drawn.e_id.numel() == 0:
             return
-        blocks, energy = energies(drawn, rounds, self.sampler)
-        self.sampler.update(blocks, energy)
+        by = energies if drawn.typed is None else typed_energies
+        self.sampler.update(*by(drawn, rounds, self.sampler))
+
+
+class Joint(Whole):
+    """All relations as one, in the graph's own ids; its edges are put together when first asked for."""
+
+    def __init__(self, graph: Graph):
+        super().__init__(Data(), graph)
+
+    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
+        self._join()
+        return super().sums(name, row)
+
+    def loops(self, name: str | None = None) -> Tensor:
+        self._join()
+        return super().loops(name)
+
+    def _join(self) -> None:
+        if self.data.edge_index is None:
+            self.data.edge_index = self.graph.edge_index()
 
 
 def energies(
@@ -204,5 +252,65 @@ def energies(
     return blocks[::-1], out[::-1]
 
 
-def _tensors(batch: Data) -> list[Tensor]:
+def typed_energies(
+    drawn: DrawnBatch, rounds: list[Round], sampler: NeighborSampler
+) -> tuple[list[Block], list[Tensor]]:  # fmt: skip
+    """The same by relation: a block has the rows of the relations whose layers spoke, others stay as they were."""
+    typed, blocks, hops = drawn.typed, drawn.blocks, drawn.num_edges
+    assert typed is not None and blocks is not None and hops is not None
+    if len(rounds) < len(hops):
+        raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(rounds)} that spoke")
+    device, start = sampler.graph.device, [sum(hops[:h]) for h in range(len(hops))]
+    out = [torch.zeros(many, device=device) for many in hops]
+    spoke = torch.zeros(len(hops), len(typed.edge), dtype=torch.bool, device=device)
+    sizes = [ids.numel() for ids in typed.e_id.values()]
+    for r, (relation, place) in enumerate(typed.edge.items()):
+        own = [
+            e if one.relation is not None or e is None else e.split(sizes)[r]
+            for one in rounds
+            if one.relation in (None, relation)
+            for e in [one.energy]
+        ]
+        many = typed.num_edges[relation]
+        for hop, energy in _hops_of(own, many):
+            of = slice(sum(many[:hop]), sum(many[: hop + 1]))
+            if energy is not None and bool(energy.any()):
+                out[hop][place[of] - start[hop]] = energy[of].to(device)
+                spoke[hop, r] = True
+    return _of_rows(blocks, out[::-1], spoke.flip(0))
+
+
+def _hops_of(rounds: list[Tensor | None], many: list[int]) -> Iterator[tuple[int, Tensor | None]]:
+    """(hop, its round) of a relation: hop h from the h-th last round. A relation that a model leaves out of some layers
+    has fewer: they are the run of layers whose hops drew from it most often, from the input layer on."""
+    rounds = rounds[-len(many) :]
+    last = len(many) - 1
+    offsets = range(len(many) - len(rounds) + 1)
+    first = max(offsets, key=lambda o: sum(many[last - o - i] > 0 for i in range(len(rounds))))
+    for i, energy in enumerate(rounds):
+        yield last - first - i, energy
+
+
+def _of_rows(blocks: list[Block], energy: list[Tensor], spoke: Tensor) -> tuple[list[Block], list[Tensor]]:
+    """Blocks with the rows of some relations alone, and the energies of their edges."""
+    kept, out = [], []
+    for block, e, relations in zip(blocks, energy, spoke, strict=True):
+        if block.row is None or block.row_ptr is None or block.relation is None or not bool(relations.any()):
+            kept.append(nothing(block.n_id[: block.num_dst]))
+            out.append(e[:0])
+            continue
+        rows, size = relations[block.relation], block.row_ptr.diff()
+        edges = rows.repeat_interleave(size)
+        part = {k: getattr(block, k)[edges] for k in ("e_id", "weight", "prob", "scale", "pos")}
+        part |= {k: getattr(block, k)[rows] for k in ("row", "relation")}
+        both = block.edge_index[:, edges]
+        ptr = pointer(torch.bincount(both[1], minlength=block.num_dst))
+        kept.append(block._replace(edge_index=both, ptr=ptr, row_ptr=pointer(size[rows]), **part))
+        out.append(e[edges])
+    return kept, out
+
+
+def _tensors(batch: Data | HeteroData) -> list[Tensor]:
+    if isinstance(batch, HeteroData):
+        return [store.edge_index for store in batch.edge_stores if isinstance(store.get("edge_index"), Tensor)]
     return [v for name in ("edge_index", "x") if isinstance(v := getattr(batch, name, None), Tensor)]

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.sampler import SamplerOutput
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.utils import filter_data, filter_hetero_data
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from adahop.block import Block, Seeds, expand
 from adahop.ops import in_order, induced
 from adahop.samplers import NeighborSampler
 from adahop.samplers.loop import Merged, sample
+from adahop.typed import TypedBatch, Types
 
 
 class Hops(NamedTuple):
@@ -26,14 +28,31 @@ class Hops(NamedTuple):
     num_nodes: list[int] | None  # found in each hop, the seeds first; None where edges have no hop
     num_edges: list[int] | None
     blocks: list[Block] | None  # one per hop, input layer first: the last hop's edges are the first block
+    typed: TypedBatch | None = None  # of typed data, the same by type and relation
 
     def plain(self) -> tuple:
-        """Tuples and tensors alone, for a checkpoint."""
+        """Tuples and tensors alone, for a checkpoint; what follows from them is left out."""
         blocks: Any = None if self.blocks is None else [tuple(b) for b in self.blocks]
-        return (*self[:-1], blocks)
+        return (*self[:-2], blocks)
 
-    def output(self, input_id: Tensor | None, time: Tensor | None = None) -> SamplerOutput:
+    def by_type(self, types: Types | None) -> Hops:
+        """With `typed`, where there are types."""
+        if types is None:
+            return self
+        assert self.blocks is not None and self.num_edges is not None and self.num_nodes is not None
+        edges = list(self.edge_index.split(self.num_edges, 1))
+        return self._replace(typed=types.batch(self.blocks, (self.n_id, edges, self.num_nodes)))
+
+    def output(self, input_id: Tensor | None, time: Tensor | None = None) -> SamplerOutput | HeteroSamplerOutput:
         """The same as PyG's samplers give it."""
+        if self.typed is not None:
+            b, tree = self.typed, self.tree
+            return HeteroSamplerOutput(
+                node=dict(b.n_id), row={r: e[0] for r, e in b.edge_index.items()},
+                col={r: e[1] for r, e in b.edge_index.items()}, edge=dict(b.e_id),
+                batch=None if tree is None else {t: tree[at] for t, at in b.node.items()},
+                num_sampled_nodes=b.num_nodes, num_sampled_edges=b.num_edges, metadata=(input_id, time),
+            )  # fmt: skip
         row, col = self.edge_index
         return SamplerOutput(
             node=self.n_id, row=row, col=col, edge=self.e_id, batch=self.tree, num_sampled_nodes=self.num_nodes,
@@ -43,7 +62,7 @@ class Hops(NamedTuple):
     @classmethod
     def of(cls, parts: Any) -> Hops:
         *rest, blocks = parts
-        return cls._make([*rest, None if blocks is None else [Block(*b) for b in blocks]])
+        return cls._make([*rest, None if blocks is None else [Block(*b) for b in blocks], None])
 
 
 @torch.no_grad()
@@ -60,7 +79,7 @@ def draw_hops(sampler: NeighborSampler, seeds: Tensor, disjoint: bool = False, s
     edge_index, many = torch.cat(merged.edges, 1), [b.num_edges for b in drawn]
     e_id, scale = torch.cat([b.e_id for b in drawn]), torch.cat([b.scale for b in drawn])
     hops = Hops(merged.n_id, edge_index, e_id, scale, merged.tree, merged.counts, many, blocks)
-    return hops if subgraph == "directional" else _closed(hops, sampler, subgraph)
+    return hops.by_type(sampler.graph.types) if subgraph == "directional" else _closed(hops, sampler, subgraph)
 
 
 def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
@@ -78,6 +97,44 @@ def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
     return hops._replace(
         edge_index=edge_index, e_id=e_id, scale=ones, num_nodes=None, num_edges=None, blocks=None
     )  # fmt: skip
+
+
+def cut(data: Data, out: SamplerOutput) -> Data:
+    """The attributes of what was drawn, as PyG's loaders give them."""
+    batch = filter_data(data, out.node, out.row, out.col, out.edge)
+    for name, ids in (("n_id", out.node), ("e_id", out.edge)):
+        if name not in batch:  # as in PyG, the data's own ids stay
+            batch[name] = ids
+    batch.input_id, batch.batch_size = out.metadata[0], out.metadata[0].numel()
+    batch.num_nodes = out.node.numel()
+    batch.num_sampled_nodes, batch.num_sampled_edges = out.num_sampled_nodes, out.num_sampled_edges
+    if out.batch is not None:
+        batch.batch = out.batch
+    return batch
+
+
+def cut_typed(data: HeteroData, out: HeteroSamplerOutput, kind: str) -> HeteroData:
+    """The same by type and relation; `kind` is the type of the seeds."""
+    batch = filter_hetero_data(data, out.node, out.row, out.col, out.edge)
+    for name, each in (("n_id", out.node), ("e_id", out.edge)):
+        for key, ids in each.items():
+            if name not in batch[key]:
+                batch[key][name] = ids
+    batch.set_value_dict("num_sampled_nodes", out.num_sampled_nodes)
+    batch.set_value_dict("num_sampled_edges", out.num_sampled_edges)
+    if out.batch is not None:
+        batch.set_value_dict("batch", out.batch)
+    batch[kind].input_id, batch[kind].batch_size = out.metadata[0], out.metadata[0].numel()
+    return batch
+
+
+def weigh_typed(batch: HeteroData, hops: Hops) -> HeteroData:
+    """Add the scale to every relation, and the blocks to learn from."""
+    assert hops.typed is not None and hops.blocks is not None
+    for relation, scale in hops.typed.by_relation([b.scale for b in hops.blocks]).items():
+        batch[relation].scale = scale.to(batch[relation].edge_index.device)
+    batch.blocks = hops.blocks
+    return batch
 
 
 def weigh(batch: Data, hops: Hops) -> Data:

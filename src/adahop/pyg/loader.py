@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.loader.utils import filter_data
-from torch_geometric.sampler import NumNeighbors, SamplerOutput
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from adahop.checks import InputError, KindError, flag, function, node_ids, tell
@@ -20,13 +19,14 @@ from adahop.ops import random
 from adahop.pyg.align import align
 from adahop.pyg.batches import given_edges
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, draw_hops, weigh
+from adahop.pyg.hops import Hops, cut, cut_typed, draw_hops, weigh, weigh_typed
 from adahop.pyg.source import (
     by_kind,
     estimator_of,
     history_of,
     hops_of,
     inputs,
+    inputs_of_type,
     node_sampler,
     positions,
     pyg_options,
@@ -36,6 +36,7 @@ from adahop.pyg.source import (
 )
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
+from adahop.typed import Relation
 
 NEEDED = {*STATE, "sampler", "snapshots", "epoch"}  # of a state
 
@@ -78,7 +79,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     def __init__(
         self,
         data: object,
-        num_neighbors: Iterable[int] | NumNeighbors = (10, 10),
+        num_neighbors: Iterable[int] | dict[Relation, list[int]] | NumNeighbors = (10, 10),
         input_nodes: Any = None,
         *,
         batch_size: int = 1,
@@ -97,8 +98,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         history_dtype: torch.dtype | None = None,
         history_dir: str | Path | None = None,
         history_refresh: int | None = None,
-        transform: Callable[[Data], Data] | None = None,
-        transform_sampler_output: Callable[[SamplerOutput], SamplerOutput] | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
         sampler: NeighborSampler | Iterable[int] | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
         neighbor_sampler: object = None,
@@ -115,12 +116,16 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, **rest
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
-        self.estimator = estimator_of(estimator, method, weight_attr, own)
+        self.estimator = estimator_of(estimator, method, weight_attr, own, graph.types)
         self.noise = noise
         self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, self.batch_size)
-        self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
+        self.input_type: str | None = None  # of the seeds, where the data has types
+        if graph.types is None:
+            self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
+        else:
+            self.nodes, self._ids, self.input_type = inputs_of_type(input_nodes, graph.types, input_id)
         self.disjoint = flag(disjoint, "disjoint")
-        self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint)
+        self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint, graph.types)
         self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
         self._batch_order = batch_sampler
         self._check_order()
@@ -143,12 +148,15 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
                 raise KindError(f"`batch_sampler` must give lists of positions and have a length, got {kind}")
 
     @property
-    def num_neighbors(self) -> list[int]:
+    def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
         return hops_of(self.sampler)
 
     @property
-    def input_nodes(self) -> Tensor:
-        return self.nodes
+    def input_nodes(self) -> Tensor | tuple[str, Tensor]:
+        types = self.sampler.graph.types
+        return self.nodes if self.input_type is None or types is None else (
+            self.input_type, self.nodes - types.nodes[self.input_type]
+        )  # fmt: skip
 
     @property
     def dataset(self) -> range:
@@ -160,7 +168,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         n = self.nodes.numel() if self._order is None else len(self._order)  # type: ignore[arg-type]
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
-    def __call__(self, index: Any) -> Data:
+    def __call__(self, index: Any) -> Any:
         """The batch of some positions in `input_nodes`."""
         return self.give(self.make(self.sampler, node_ids(index, self.nodes.numel(), "index")))
 
@@ -195,32 +203,27 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     def sample(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
         return draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
 
-    def view(self, seeds: Tensor, drawn: Hops) -> Data:
-        hops = self._transformed(self._ids[seeds], drawn)
-        row, col = hops.edge_index
-        batch = filter_data(self.data, hops.n_id, row, col, hops.e_id)
-        for name, ids in (("n_id", hops.n_id), ("e_id", hops.e_id)):
-            if name not in batch:  # as in PyG, the data's own ids stay
-                batch[name] = ids
-        batch.input_id, batch.batch_size = self._ids[seeds], seeds.numel()
-        batch.num_nodes = hops.n_id.numel()
-        batch.num_sampled_nodes, batch.num_sampled_edges = hops.num_nodes, hops.num_edges
-        if hops.tree is not None:
-            batch.batch = hops.tree
-        weigh(batch, drawn)
+    def view(self, seeds: Tensor, drawn: Hops) -> Any:
+        out = self._transformed(self._ids[seeds], drawn)
+        batch: Data | HeteroData
+        if isinstance(self.data, HeteroData):
+            batch = weigh_typed(cut_typed(self.data, out, str(self.input_type)), drawn)
+        else:
+            batch = weigh(cut(self.data, out), drawn)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
 
-    def _transformed(self, ids: Tensor, hops: Hops) -> Hops:
+    def _transformed(self, ids: Tensor, hops: Hops) -> Any:
         """After `transform_sampler_output`, which may change what is said of the drawn edges, but not these."""
+        drawn = hops.output(ids)
         if self.transform_sampler_output is None:
-            return hops
+            return drawn
         out = self.transform_sampler_output(hops.output(ids))
-        same = (torch.equal(a, b) for a, b in ((out.node, hops.n_id), (out.edge, hops.e_id)))
-        if not all(same) or not torch.equal(torch.stack([out.row, out.col]), hops.edge_index):
+        if not all(_equal(getattr(out, name), getattr(drawn, name)) for name in ("node", "row", "col", "edge")):
             raise InputError("`transform_sampler_output` must leave node, row, col and edge as drawn, got others")
-        return hops._replace(tree=out.batch, num_nodes=out.num_sampled_nodes, num_edges=out.num_sampled_edges)
+        out.metadata = drawn.metadata
+        return out
 
-    def give(self, made: Made[Hops]) -> Data:
+    def give(self, made: Made[Hops]) -> Any:
         batch = made.batch
         if self.transform is not None and not self.filter_per_worker:
             batch = self.transform(batch)
@@ -228,10 +231,17 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             self._tell(batch, made.drawn)
         return self._hand_out(batch, made.drawn)
 
-    def _tell(self, batch: Data, hops: Hops) -> None:
+    def _tell(self, batch: Data | HeteroData, hops: Hops) -> None:
         """Once: edges that were not drawn estimate no sum, so that layers see them as any others."""
-        edges = given_edges(batch)
-        if hops.blocks is None or edges is None or align(hops.edge_index.to(edges.device), edges) is not None:
+        if isinstance(batch, HeteroData):
+            own = {} if hops.typed is None else hops.typed.edge_index
+            both = [(own.get(r), given_edges(batch[r]), r[0] != r[2]) for r in batch.edge_types]
+        else:
+            both = [(hops.edge_index, given_edges(batch), False)]
+        if hops.blocks is None or all(
+            edges is None or (drawn is not None and align(drawn.to(edges.device), edges, bipartite=two) is not None)
+            for drawn, edges, two in both
+        ):
             return
         self._told = True
         tell(
@@ -249,7 +259,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     def unpack(self, plain: Any) -> Made[Hops]:
         seeds, hops = plain
-        return self.made(seeds, Hops.of(hops))
+        return self.made(seeds, Hops.of(hops).by_type(self.sampler.graph.types))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the remaining batches depend on; taken within an epoch, the next iteration goes on from there."""
@@ -283,3 +293,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self._remember(None if self._snapshots is None else self._snapshots.model)
         self._parts = state.get("parts")
         self.go_on(state)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two outputs of a sampler hold the same, per type where they are dicts."""
+    if isinstance(b, dict):
+        return isinstance(a, dict) and a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in b)
+    return torch.equal(a, b)

@@ -83,11 +83,11 @@ def degree(call: Call, index: Tensor, num_nodes: int | None = None, dtype: torch
     """That of the whole graph: what the batch shows of a node's edges is replaced by what there is."""
     own = utils.degree(index, num_nodes, dtype)
     row = call.row_of(index)
-    if row is None or own.numel() > call.batch.n_id.numel():
+    if row is None or own.numel() > getattr(call.batch, call.batch.side(row)).numel():
         return own
     n = own.numel()
     given = call.edge_index
-    true = given[0] != given[1]
+    true = ~call.batch.whole.is_loop(given)
     inward, loops = call.sums(None, n, row)
     here = torch.bincount(given[row][true], minlength=n)[:n]
     missing = inward * call.share - here
@@ -329,6 +329,6 @@ def counts(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
     if aligned.share < 1.0:
         total = segment_sum(aligned.take(call.scale), row, n)
     else:
-        loop = used[0] == used[1]
+        loop = call.batch.whole.is_loop(used)
         total = call.sums(None, n)[0].to(here.dtype) + torch.bincount(row[loop], minlength=n)
     return (here / total.clamp(min=1e-30))[row]

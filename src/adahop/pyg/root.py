@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import tell
 from adahop.pyg import batches
@@ -115,12 +115,12 @@ class Root:
 
 
 def _batch_of(args: tuple, kwargs: dict[str, Any]) -> DrawnBatch | None:
-    values = (*args, *kwargs.values())
+    values = [*args, *kwargs.values()]
     for value in values:
-        if isinstance(value, Data) and (drawn := batches.of(value)) is not None:
+        if isinstance(value, Data | HeteroData) and (drawn := batches.of(value)) is not None:
             return drawn
-    found = batches.find(values)
-    return None if found is None else found.batch
+    found = batches.find([*values, *(v for d in values if isinstance(d, dict) for v in d.values())])
+    return None if found is None else found.batch.root
 
 
 def _form(model: nn.Module, args: tuple, kwargs: dict[str, Any], drawn: DrawnBatch) -> dict[str, str]:

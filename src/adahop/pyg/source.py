@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import operator
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
 from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, flag, node_ids, of_kind, one_of, tell
@@ -23,6 +24,7 @@ from adahop.policies import POLICIES
 from adahop.pyg.rows import row_dtype
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.storage import storage_in
+from adahop.typed import Relation, Types
 
 ESTIMATORS = ("plain", "snapshot", "history")
 SUBGRAPHS = ("directional", "bidirectional", "induced")
@@ -78,12 +80,13 @@ def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
     return torch.initial_seed() if torch.initial_seed() < USERS else 0
 
 
-def source(data: object) -> tuple[Data, Graph]:
-    """A PyG Data to cut batches from, and its graph, with the size of each edge weight where there are weights."""
-    if type(data).__name__ == "HeteroData":
-        raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
+def source(data: object) -> tuple[Data | HeteroData, Graph]:
+    """A PyG Data or HeteroData to cut batches from, and its graph, with the size of each edge weight where there are
+    weights."""
+    if isinstance(data, HeteroData):
+        return _typed_source(data)
     if not isinstance(data, Data):
-        raise KindError(f"`data` must be a homogeneous PyG Data, got {type(data).__name__}")
+        raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
     if isinstance(data.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel with batches
         kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
         return Data(edge_index=data.edge_index, **kept), data.graph
@@ -94,11 +97,54 @@ def source(data: object) -> tuple[Data, Graph]:
     return data, Graph.from_edge_index(data.edge_index, size, num_nodes=data.num_nodes).to("cpu")
 
 
+def _typed_source(data: HeteroData) -> tuple[HeteroData, Graph]:
+    stores = data.to_dict()
+    own = stores["_global_store"].get("graph")
+    if isinstance(own, Graph):  # our own data sets
+        return HeteroData.from_dict({k: v for k, v in stores.items() if k != "_global_store"}), own
+    sized = data
+    for relation in data.edge_types:
+        weight = data[relation].get("edge_weight")
+        if isinstance(weight, Tensor) and bool((weight < 0).any()):
+            sized = copy.copy(data) if sized is data else sized
+            sized[relation].edge_weight = weight.detach().abs()
+    return data, Graph.from_data(sized).to("cpu")
+
+
+def sizes_of(num_neighbors: object, types: Types | None) -> tuple[Any, frozenset[int]]:
+    """(sizes, skip) of a sampler: sizes input layer first, by relation where they are a dict, and the layers that draw
+    nothing."""
+    if types is None:
+        hops = fan_outs(num_neighbors)[::-1]
+        return [k or 1 for k in hops], frozenset(layer for layer, k in enumerate(hops) if k == 0)
+    wrapped = isinstance(num_neighbors, NumNeighbors)
+    given = num_neighbors.values if wrapped else num_neighbors  # type: ignore[union-attr,attr-defined]
+    if not isinstance(given, dict):
+        return sizes_of(given, None)
+    named = {types.number(key, "num_neighbors"): fan_outs(hops)[::-1] for key, hops in given.items()}
+    if wrapped and num_neighbors.default is not None:  # type: ignore[attr-defined]
+        default = fan_outs(num_neighbors.default)[::-1]  # type: ignore[attr-defined]
+        named = {r: named.get(r, default) for r in range(len(types.relations))}
+    for r, relation in enumerate(types.relations):
+        if r not in named:
+            raise InputError(f"`num_neighbors` must have a list for every edge type, got none for {relation}")
+    if len({len(hops) for hops in named.values()}) > 1:
+        raise InputError(
+            f"`num_neighbors` must hold lists of one length, got {sorted({len(hops) for hops in named.values()})}"
+        )
+    each = [named[r] for r in range(len(types.relations))]
+    skip = frozenset(layer for layer, ks in enumerate(zip(*each, strict=True)) if not any(ks))
+    return {
+        relation: [1 if layer in skip else k for layer, k in enumerate(hops)]
+        for relation, hops in zip(types.relations, each, strict=True)
+    }, skip
+
+
 def fan_outs(num_neighbors: object) -> list[int]:
     """PyG's `num_neighbors`: one number per hop from the seeds outwards, -1 for all, 0 for none."""
     given = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
     if isinstance(given, dict):
-        raise InputError("`num_neighbors` must be a list, got a dict: edge types are not supported yet")
+        raise InputError("`num_neighbors` must be a list, as the data has no edge types, got a dict")
     if isinstance(given, Tensor | np.ndarray):
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
@@ -109,7 +155,7 @@ def fan_outs(num_neighbors: object) -> list[int]:
 
 
 def node_sampler(
-    data: Data,
+    data: Data | HeteroData,
     graph: Graph,
     num_neighbors: object,
     method: str,
@@ -122,13 +168,11 @@ def node_sampler(
     """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards."""
     if given is not None:
         return fitting(given, graph)
-    sizes = fan_outs(num_neighbors)[::-1]
+    sizes, skip = sizes_of(num_neighbors, graph.types)
     preset = METHODS[one_of(method, METHODS, "method")].on(OTHER)
     if weight_attr is not None:
-        if weight_attr not in data:
-            raise InputError(f"`weight_attr` must name an attribute of the data, got '{weight_attr}'")
         preset, method = METHODS["graphsage"], "graphsage"
-        options = {"policy": "static", "weight": data[weight_attr].cpu(), "draw": "systematic", **options}
+        options = {"policy": "static", "weight": _weights(data, weight_attr), "draw": "systematic", **options}
     if not serves(preset):
         fit = [m.name for m in METHODS.values() if serves(m.on(OTHER))]
         raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
@@ -136,13 +180,27 @@ def node_sampler(
         flag(replace, "replace")
         own = str(options.get("draw", preset.options.get("draw", "multinomial")))
         options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
-    sampler = fitting(make(method, graph, [k or 1 for k in sizes], seed=seed, **options), graph)
-    sampler.skip = frozenset(layer for layer, k in enumerate(sizes) if k == 0)
+    sampler = fitting(make(method, graph, sizes, seed=seed, **options), graph)
+    sampler.skip = skip
     return sampler
 
 
-def hops_of(sampler: NeighborSampler) -> list[int]:
+def _weights(data: Data | HeteroData, name: str) -> Tensor:
+    """One weight per edge, relation after relation."""
+    stores = data.edge_stores
+    for store in stores:
+        if name not in store:
+            what = f"every relation, {store._key} included" if isinstance(data, HeteroData) else "the data"
+            raise InputError(f"`weight_attr` must name an attribute of {what}, got '{name}'")
+    return torch.cat([store[name].cpu() for store in stores])
+
+
+def hops_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:
     """`num_neighbors` of a sampler."""
+    if sampler.sized.relation is not None:
+        each = sampler.sized.relation.clone()
+        each[sorted(sampler.skip)] = 0
+        return {r: hops.flip(0).tolist() for r, hops in zip(sampler.graph.relations, each.t(), strict=True)}
     return [0 if layer in sampler.skip else k for layer, k in enumerate(sampler.sizes)][::-1]
 
 
@@ -203,12 +261,25 @@ def positions(values: Iterable[int], n: int, what: str) -> Tensor:
         raise KindError(f"`{what}` must give positions in `input_nodes`, got {type(values).__name__}") from None
 
 
+def inputs_of_type(input_nodes: object, types: Types, input_id: object = None) -> tuple[Tensor, Tensor, str]:
+    """(nodes, their ids, their type) of PyG's "type" or ("type", ids or mask); nodes in ids of all types."""
+    kind, some = input_nodes if isinstance(input_nodes, tuple) and len(input_nodes) == 2 else (input_nodes, None)
+    if not isinstance(kind, str):
+        raise InputError(
+            "`input_nodes` must be a node type, or (node type, ids or a mask), where the data is a HeteroData, got "
+            f"{type(input_nodes).__name__}"
+        )
+    start, end = types.span(kind, "input_nodes")
+    nodes, ids = inputs(some, end - start, input_id)
+    return nodes + start, ids, kind
+
+
 def inputs(input_nodes: object, n: int, input_id: object = None) -> tuple[Tensor, Tensor]:
     """The nodes, and the id under which each is known in a batch: as in PyG, its place in a mask or in the list."""
     if isinstance(input_nodes, str) or (
         isinstance(input_nodes, tuple) and len(input_nodes) and isinstance(input_nodes[0], str)
     ):
-        raise InputError("`input_nodes` must be ids or a mask, got a node type: HeteroData is not supported yet")
+        raise InputError("`input_nodes` must be ids or a mask, as the data has no node types, got a node type")
     nodes = torch.arange(n) if input_nodes is None else node_ids(input_nodes, n, "input_nodes").cpu()
     masked = getattr(input_nodes, "dtype", None) in (torch.bool, np.dtype(bool))
     if input_id is None:
@@ -219,9 +290,11 @@ def inputs(input_nodes: object, n: int, input_id: object = None) -> tuple[Tensor
     return nodes, ids
 
 
-def subgraph_of(kind: object, disjoint: bool) -> str:
+def subgraph_of(kind: object, disjoint: bool, types: Types | None = None) -> str:
     """The kind of subgraph by its name or PyG's SubgraphType."""
     name = one_of(str(getattr(kind, "value", kind)), SUBGRAPHS, "subgraph_type")
+    if types is not None and name != "directional":
+        raise InputError(f"`subgraph_type` must be directional where the data is a HeteroData, got {name}")
     if name == "induced" and disjoint:
         raise InputError("`disjoint` must be False for induced subgraphs, got True")
     return name
@@ -246,8 +319,12 @@ def history_of(
     }
 
 
-def estimator_of(estimator: str | None, method: str, weight_attr: str | None, own: object) -> str:
+def estimator_of(
+    estimator: str | None, method: str, weight_attr: str | None, own: object, types: Types | None = None
+) -> str:
     """As given; else a snapshot for the default method, and none where a user chose the odds or the sampler."""
-    chosen = method != "adahop" or weight_attr is not None or own is not None
+    chosen = method != "adahop" or weight_attr is not None or own is not None or types is not None
+    if types is not None and estimator in ("snapshot", "history"):
+        raise InputError(f"`estimator` must be plain where the data is a HeteroData, got {estimator}")
     own_choice = "plain" if chosen else "snapshot"
     return one_of(own_choice if estimator is None else estimator, ESTIMATORS, "estimator")

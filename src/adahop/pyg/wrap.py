@@ -22,6 +22,7 @@ from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align, same
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.readings import Copies, Reading, counts
+from adahop.typed import Relation
 
 if TYPE_CHECKING:
     from adahop.pyg.history import LayerHistories
@@ -36,7 +37,8 @@ class Round:
     def __init__(self, layer: Propagate, trains: bool):
         self.layer, self.counts = layer, trains  # in evaluation mode it counts once a gradient comes back
         self.known = False  # whether the sum was known, so that nothing was left to chance
-        self.energy: Tensor | None = None  # [M] of the batch's edges
+        self.energy: Tensor | None = None  # [M] of the batch's edges, or those of a relation
+        self.relation: Relation | None = None
 
     def add(self, energy: Tensor) -> None:
         self.energy = energy if self.energy is None else self.energy + energy
@@ -91,7 +93,8 @@ class Call:
         passed = given[:, whole]
         if (used.data_ptr(), used.shape, used.stride()) == (passed.data_ptr(), passed.shape, passed.stride()):
             return self._cut(same(whole.start, used.shape[1]))
-        place = align(given, used, columns, self.batch.n_id.numel())
+        nodes = max(getattr(self.batch, self.batch.side(row)).numel() for row in (0, 1))
+        place = align(given, used, columns, nodes, self.batch.whole.bipartite)
         return None if place is None else self._cut(place)
 
     def _cut(self, place: Aligned) -> Aligned:
@@ -126,7 +129,7 @@ class Call:
         key = ("sums", name, row, self.device)
         if key not in self.batch.kept:
             inward, loops = self.batch.whole.sums(name, row)
-            n_id = self.batch.on(inward.device, "n_id")
+            n_id = self.batch.on(inward.device, self.batch.side(row))
             self.batch.kept[key] = tuple(t[n_id].to(self.device) for t in (inward, loops))
         one, two = self.batch.kept[key]
         return one[:nodes], two[:nodes]
@@ -161,7 +164,7 @@ class Call:
             return inward * self.share, loops
         self.estimated = True
         many, count = self.sums(None, nodes)
-        true = used[0] != used[1]
+        true = ~self.batch.whole.is_loop(used)
         value, scale = weight.view(-1), place.take(self.scale).to(weight.dtype)
         own = segment_sum((value * scale)[true], used[1, true], nodes)
         seen = torch.bincount(used[1, true], minlength=nodes)[:nodes] > 0
@@ -231,6 +234,7 @@ class Call:
         partial = self.place.share < 1.0  # one relation of many: all of a layer are one round
         if self.round is None or not partial:
             self.round = Round(self.layer, self.layer.conv.training)
+            self.round.relation = self.batch.relation
             if self.listens and not backward():
                 self.batch.rounds.append(self.round)
 
@@ -435,6 +439,8 @@ class Propagate:
         given = kwargs.pop("edge_weight", None) if "edge_weight" in kwargs and not self.takes_weight else None
         if conv.explain:
             return self._plain(*args, **kwargs)
+        if self._left_alone(args, kwargs):
+            return self._plain(*args, **kwargs)
         found = batches.find((*args, *kwargs.values())) or made_from_last((*args, *kwargs.values()))
         if found is None and given is not None:
             found = by_hand(args, kwargs, given)
@@ -452,11 +458,21 @@ class Propagate:
             self.choose(found, args, kwargs)
         return self.run(found, args, kwargs)
 
+    def _left_alone(self, args: tuple, kwargs: dict) -> bool:
+        """Whether the layer takes dictionaries of a typed batch, all relations at once."""
+        given = [v for value in (*args, *kwargs.values()) if isinstance(value, dict) for v in value.values()]
+        found = batches.find(given) if given else None
+        if found is None or found.batch.root.typed is None:
+            return False
+        found.batch.root.kept["seen"] = True
+        self.reading = Reading(why="it takes the edges of all relations at once, as a dictionary", whole=False)
+        return True
+
     def run(self, found: Found, args: tuple, kwargs: dict) -> Any:
         assert self.reading is not None
         batch = found.batch
-        batch.kept["seen"] = True
-        call = Call(self, self.reading, found, batch.listens)
+        batch.root.kept["seen"] = True
+        call = Call(self, self.reading, found, batch.root.listens)
         for t in (*args, *kwargs.values()) if found.columns is None else ():
             if _are_edges(t) and call.aligned(t) is not None:
                 batches.alias(t, found)  # the next layer knows them by that
@@ -551,7 +567,10 @@ class Propagate:
         """Find the reading of this layer, by trying."""
         from adahop.pyg.probe import reading_of
 
-        self.reading = reading_of(self.conv, self.copies.names, args, kwargs, found, self.sums)
+        names = self.copies.names
+        if found.batch.whole.bipartite:  # a degree on both sides is of one type
+            names = names - {"gcn_norm", "get_laplacian"}
+        self.reading = reading_of(self.conv, names, args, kwargs, found, self.sums)
 
 
 def _strided(edge_index: Any) -> Any:
@@ -624,6 +643,7 @@ class Named(batches.Whole):
 
     def __init__(self, whole: batches.Whole, name: str):
         self.data, self.graph, self.whole, self.name = whole.data, whole.graph, whole, name
+        self.num_nodes, self.bipartite = whole.num_nodes, whole.bipartite
 
     def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
         return self.whole.sums(self.name if name is None else name, row)
