@@ -58,6 +58,19 @@ def test_rmat_has_no_loops_no_parallel_edges_and_a_heavy_tail():
     assert int(g.degree().max()) > 15 * 20  # the mean degree is 20
 
 
+def test_a_typed_rmat_and_its_edges_as_one_relation():
+    g = rmat("rmat:3000,60000,types=3,relations=6")
+    assert g.types.num_nodes == {"t0": 1000, "t1": 1000, "t2": 1000} and g.num_edges == 60000
+    assert {r[::2] for r in g.relations} == {(f"t{a}", f"t{b}") for a in range(3) for b in range(3) if a != b}
+    assert set(torch.tensor(g.types.starts).diff().tolist()) == {10000}
+    plain = graphs.untyped(g)
+    assert plain.types is None and torch.equal(plain.degree(), g.degree())
+    assert torch.equal(plain.edge_index(), g.edge_index())
+    for words in ("types=3", "types=x,relations=6", "types=1,relations=1"):
+        with pytest.raises(InputError, match="types"):
+            rmat(f"rmat:3000,60000,{words}")
+
+
 def test_rmat_survives_a_broken_file(tmp_path):
     g = rmat("rmat:1000,9000")
     path = tmp_path / "cache" / "rmat" / "1000-9000-0.npz"
