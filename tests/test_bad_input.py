@@ -34,6 +34,7 @@ from adahop.checkpoint import Checkpoints, read
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.convert import convert
+from adahop.features import Schema
 from adahop.history import History
 from adahop.methods import METHODS
 from adahop.policies import POLICIES
@@ -76,6 +77,9 @@ def registered(**given: Any) -> None:
             known.update(kept)
 
 
+SCHEMA = Schema({"a": 2, "b": 3}, {"a": 4, "b": 0}, (("a", "to", "b"),))
+
+
 def calls(tmp_path: Path) -> dict[str, Call]:
     """A call that is right (or at least of the right kinds) for every public function, by its name."""
     data = toy_data(60)
@@ -99,6 +103,9 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             Graph.from_edge_index, {"edge_index": [[0, 1], [1, 0]], "weight": None, "num_nodes": 2}),
         "Graph.from_scipy": (Graph.from_scipy, {"matrix": sp.eye(3, format="csr")}),
         "Graph.from_data": (Graph.from_data, {"data": plain}),
+        "Graph.from_relations": (Graph.from_relations, {
+            "num_nodes": {"a": 2, "b": 3}, "edge_index": {("a", "to", "b"): [[0, 1], [2, 0]]}, "weight": None}),
+        "Graph.ids": (graph.ids, {"values": [0, 1]}),
         "Graph.load": (Graph.load, {"path": str(tmp_path / "nowhere.npz")}),
         "Graph.normalized": (graph.normalized, {"kind": "row", "self_loops": True}),
         "Graph.to": (graph.to, {"device": "cpu"}),
@@ -112,6 +119,10 @@ def calls(tmp_path: Path) -> dict[str, Call]:
         "models.GAT": (lambda **k: models.GAT(4, 4, 2, **k), {"heads": 1, "score": "relu", "attention": "paper"}),
         "models.GATv2": (lambda **k: models.GATv2(4, 4, 2, **k), {"heads": 1, "attention": "paper"}),
         "models.GeniePath": (lambda **k: models.GeniePath(4, 4, 2, **k), {"attention": "paper", "layers": 1}),
+        "models.RGCN": (lambda **k: models.RGCN(hidden=4, outputs=2, **k), {
+            "inputs": SCHEMA, "conv": "gcn", "bases": 0, "layers": 2}),
+        "models.RGAT": (lambda **k: models.RGAT(hidden=4, outputs=2, **k), {"inputs": SCHEMA, "heads": 1}),
+        "models.HGT": (lambda **k: models.HGT(hidden=4, outputs=2, **k), {"inputs": SCHEMA, "heads": 2}),
         "models.GNN.inference": (lambda **k: gcn().inference(**k), {"graph": whole, "x": data.x, "edges": 0}),
         "models.GNN.remember": (
             lambda **k: gcn().remember(**k), {"estimator": "exact", "graph": whole, "x": data.x}),
@@ -180,7 +191,7 @@ EXEMPT = {
     "METHODS", "Block", "InputError", "models", "pyg", "Graph", "pyg.inference", "pyg.CSVLog", "pyg.TensorBoardLog",
     "pyg.callback", "pyg.scale_messages", "pyg.scaled", "pyg.stats", "models.MODELS", "models.GCN", "models.SAGE",
     "models.GNN", "models.Conv", "models.GCNConv", "models.SAGEConv", "models.GATConv", "models.GATv2Conv",
-    "models.BreadthConv",
+    "models.BreadthConv", "models.TypedGNN", "Graph.of_relation", "Graph.relations", "Graph.to_data",
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
     "Graph.num_edges", "Graph.num_nodes", "Graph.row", "Graph.rows", "Graph.num_rows", "Graph.num_sources",
     "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Loader.batch", "Loader.seeds", "Loader.seeds_of",
@@ -238,6 +249,7 @@ RIGHT = {
     "train": SMALL,
     "compare": [*SMALL, "--methods", "graphsage", "--runs", "1"],
     "variance": [*SMALL, "--methods", "graphsage", "--repeats", "1", "--nodes", "4"],
+    "advise": ["--dataset", "synthetic:60,300,4,2", "--minutes", "0.001"],
     "convert": ["nowhere.csv", "--out", "o.npz"],
     "bench sampling": [
         "--graph",

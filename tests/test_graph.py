@@ -240,7 +240,7 @@ def test_int64_indices_draw_the_same():
         (lambda: Graph.from_edge_index([[0.0, 1.0], [1.0, 0.0]]), "whole numbers, got dtype"),
         (lambda: Graph.from_scipy(scipy.sparse.random(3, 4, 0.5)), r"square .* got \(3, 4\)"),
         (lambda: Graph.from_scipy(np.eye(3)), "must be a square scipy sparse matrix"),
-        (lambda: Graph.from_data(HeteroData()), "homogeneous"),
+        (lambda: Graph.from_data(HeteroData()), "must have at least one relation"),
         (lambda: Graph.from_data(Data(x=torch.zeros(2, 1))), "must have an `edge_index`"),
     ],
 )  # fmt: skip

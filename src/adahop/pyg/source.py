@@ -188,6 +188,7 @@ def node_sampler(
 def _weights(data: Data | HeteroData, name: str) -> Tensor:
     """One weight per edge, relation after relation."""
     stores = data.edge_stores
+    of_kind(name, str, "weight_attr")
     for store in stores:
         if name not in store:
             what = f"every relation, {store._key} included" if isinstance(data, HeteroData) else "the data"

@@ -97,6 +97,9 @@ class NeighborSampler(Sampler):
         told = all(self.sizes[layer] >= 0 and self.sized.even(layer) for layer in drawn)
         return told and not (self.budget or self.how == "poisson" or self.policy.own_draw)
 
+    def by_target(self) -> NeighborSampler:
+        return self
+
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
         k = self.many(layer, rows, key)
         drawn = self.policy.places(layer, rows, k, self.how, key) if self.policy.own_draw else None
