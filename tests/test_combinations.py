@@ -37,7 +37,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 REPEATS, BOUND = 150, 5.5
 SPEC = "synthetic:48,500,5,3"
 
-MODELS = {name: m for name, m in ALL_MODELS.items() if not m.typed}  # typed ones: tests/models/test_typed.py
+MODELS = {name: m for name, m in ALL_MODELS.items() if not m.typed}  # typed ones: tests/models/test_typed_models.py
 
 
 def common(parts: Parts | Preset) -> dict:

@@ -159,7 +159,7 @@ def main() -> None:
     tried = [json.loads(line) for line in (HERE / "results" / "pyg_half.jsonl").read_text().splitlines()]
     found: dict[str, Any] = {"cells": {}}
     with contextlib.suppress(FileNotFoundError):
-        found = json.loads(args.out.read_text())
+        found = {"cells": {}, **json.loads(args.out.read_text())}
     found |= {
         "command": "python lab/benchmarks/pyg_cost.py --data DIR",
         "unit": "processor milliseconds per epoch, one thread, epochs of all ways in turns, median over rounds",

@@ -47,7 +47,7 @@ def over(method: str, epochs: int, data: str, prefetch: int, **options) -> dict[
             seen[int(row["epoch"])] = live(), resident()
 
     sizes = (60, 60) if METHODS[method].family == "layer-wise" else (5, 5)
-    adahop.fit(adahop.load(data), method=method, sizes=sizes, epochs=epochs, batch_size=100, on_epoch=look,
+    adahop.fit(adahop.load(data), method=method, sizes=sizes, epochs=epochs, batch_size=100, on_epoch=look, noise=0.0,
                prefetch=prefetch, hidden=32, lr=1e-4, **options)  # fmt: skip
     (tensors, early), (after, last) = seen[EARLY], seen[epochs]
     return {"method": method, "prefetch": prefetch, "epochs": epochs, "tensors_grew_bytes": after - tensors,

@@ -2,8 +2,7 @@
 
 Every node has a type, which its features show through noise, and a label. Targets choose their neighbours' types by
 their label, so that a label can be read from the *counts* of types around a node: where labels move the counts a
-little, many neighbours must be averaged and sampling noise hurts; where few labels are known or some are wrong, a model
-learns them by heart and noise helps.
+little, many neighbours must be averaged and sampling noise hurts.
 """
 
 from __future__ import annotations

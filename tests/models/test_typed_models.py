@@ -325,7 +325,9 @@ def test_a_run_goes_on_from_its_checkpoint(model, tmp_path):
 def test_a_model_must_fit_the_graph():
     with pytest.raises(InputError, match="`model` must be one of rgcn, rgat, hgt for a graph with several"):
         adahop.fit(typed_data(), model="gcn", epochs=1, sizes=(2, 2))
-    with pytest.raises(InputError, match="`model` must be one of gcn, sage, gat, gatv2, geniepath for a graph with one"):
+    with pytest.raises(
+        InputError, match="`model` must be one of gcn, sage, gat, gatv2, geniepath for a graph with one"
+    ):
         adahop.fit(adahop.load("digits"), model="rgcn", epochs=1, sizes=(2, 2))
 
 
