@@ -16,7 +16,7 @@ from adahop.graph import Graph, OnGraph
 from adahop.ops import Drawn, Rows, random
 from adahop.samplers import loop
 from adahop.samplers.loop import Draw, Fetched, Numbering
-from adahop.samplers.sizes import read_sizes
+from adahop.samplers.sizes import Sizes, read_sizes
 from adahop.storage import MEMORY, Storage
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ class Sampler(OnGraph):
             raise KindError(f"`graph` must be an adahop.Graph, got {type(graph).__name__}")
         self.graph, self.seed = graph, count(seed, -(2**63), "seed")
         self.sized = read_sizes(sizes, graph.types, self.sized_by)
-        self.sizes = self.sized.most
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))
         self._scratch = of_kind(storage, Storage, "storage").full((graph.num_nodes,), -1, torch.int32)
@@ -188,6 +187,15 @@ class Sampler(OnGraph):
         from adahop.samplers.neighbor import NeighborSampler
 
         return NeighborSampler(self.graph, self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many are drawn per layer, input layer first; the largest where relations differ."""
+        return self.sized.most
+
+    @sizes.setter
+    def sizes(self, sizes: list[int]) -> None:
+        self.sized = Sizes(list(sizes))
 
     def by_target(self) -> NeighborSampler | None:
         """A sampler with the same draw for each target, by odds that can be set; None where targets share a draw."""
