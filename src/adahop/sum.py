@@ -122,6 +122,10 @@ class Sum(nn.Module):
         """How much sampling noise is left in, where that can be set."""
         return None
 
+    def of(self, relation: int) -> Sum:
+        """The sum of one relation of a typed graph: itself, unless each has its own."""
+        return self
+
     @property
     def written(self) -> History | None:
         """The history that steps write: several processes tell each other its rows. A snapshot is made by all."""
@@ -526,6 +530,20 @@ class ControlVariate(Variate):
                 self.sums.push(nodes, self.history.sums(self.graph, nodes))
 
 
+def corrected(
+    whole: Tensor, new: Tensor, gone: Tensor, every: Block, block: Block, trust: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser, from scores."""
+    n, scale = block.num_dst, block.scale.unsqueeze(1)
+    top = torch.maximum(segment_max(whole.detach(), every.dst, n), segment_max(new.detach(), block.dst, n))
+    whole = trust * (whole - top[every.dst]).exp()
+    new = scale * (new - top[block.dst]).exp()
+    gone = trust * scale * (gone - top[block.dst]).exp()
+    base = segment_sum(whole, every.dst, n)
+    den = base + segment_sum(new - gone, block.dst, n)
+    return whole, new, gone, torch.maximum(den, LEAST * base).clamp(min=1e-30)
+
+
 class AttentionVariate(Variate):
     """A control variate for attention: numerator and normaliser over all neighbours from H, corrected by the sample.
 
@@ -569,16 +587,8 @@ class AttentionVariate(Variate):
 
     def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
         """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
-        n, scale = block.num_dst, block.scale.unsqueeze(1)
         scored = ((then, every), (ends, block), (stale, block))
-        all_of, new, gone = (conv.scores(*e.over(b)) for e, b in scored)
-        top = torch.maximum(segment_max(all_of.detach(), every.dst, n), segment_max(new.detach(), block.dst, n))
-        all_of = self.trust * (all_of - top[every.dst]).exp()
-        new = scale * (new - top[block.dst]).exp()
-        gone = self.trust * scale * (gone - top[block.dst]).exp()
-        base = segment_sum(all_of, every.dst, n)
-        den = base + segment_sum(new - gone, block.dst, n)
-        return all_of, new, gone, torch.maximum(den, LEAST * base).clamp(min=1e-30)
+        return corrected(*(conv.scores(*e.over(b)) for e, b in scored), every, block, self.trust)
 
     def settle(self) -> None:
         """Write what the last step saw: only now, as its backward pass still read the old rows."""

@@ -17,9 +17,8 @@ from adahop.graph import Graph, OnGraph
 from adahop.messages import Messages, TypedMessages
 from adahop.models.base import State
 from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, rows_of, sliced
-from adahop.ops import segment_max, segment_sum
 from adahop.storage import Storage
-from adahop.sum import LEAST, PLAIN, Conv, Sum, Variate, dial
+from adahop.sum import PLAIN, Conv, Sum, Variate, corrected, dial
 
 
 class Said(NamedTuple):
@@ -161,15 +160,7 @@ class RelationsVariate(OverRelations, Variate):
         new = conv.said(values.rows(), query, block)
         gone = conv.said(self.history.pull(block.n_id), query, block)
         whole = conv.said(self.history.pull(every.n_id), query, every)
-        n, scale = block.num_dst, block.scale.unsqueeze(1)
-        top = torch.maximum(
-            segment_max(whole.score.detach(), every.dst, n), segment_max(new.score.detach(), block.dst, n)
-        )
-        all_of = self.trust * (whole.score - top[every.dst]).exp()
-        now = scale * (new.score - top[block.dst]).exp()
-        then = self.trust * scale * (gone.score - top[block.dst]).exp()
-        base = segment_sum(all_of, every.dst, n)
-        den = torch.maximum(base + segment_sum(now - then, block.dst, n), LEAST * base).clamp(min=1e-30)
+        all_of, now, then, den = corrected(whole.score, new.score, gone.score, every, block, self.trust)
         conv.note(lambda: self._messages(block, new, now / den[block.dst], gone, then / den[block.dst]))
         if self.training and self.kind == "history":
             self.waiting = block.n_id, values.rows().detach()

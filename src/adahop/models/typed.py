@@ -121,7 +121,7 @@ class RelationalConv(Conv):
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.places.numel() == 0:
                 continue
-            form = how.of(r) if isinstance(how, Relations) else how
+            form = how.of(r)
             brought = values.of_relation(r, self.schema.relations[r][0])
             conv.listeners = [_noted(noted, part.edges)] if self.listeners else []
             out = out.index_add(0, part.places, conv(brought, own[part.places], part.block, form))

@@ -22,6 +22,7 @@ from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
+from adahop.pyg.arguments import still
 from adahop.pyg.fused import Operand, on_ones
 from adahop.pyg.inference import inference
 from adahop.pyg.readings import Reading
@@ -371,7 +372,7 @@ class Applied:
     def _at_the_pass(self, call: Call, run: Callable[[], Tensor], parametric: bool = True) -> Tensor:
         """`run` with the layer's parameters of the pass, without dropout and without a gradient."""
         conv = call.layer.conv
-        with torch.no_grad(), _still(conv):
+        with torch.no_grad(), still(conv):
             if not parametric:
                 return run()
             with _with_parameters(conv, self.recorded.old):
@@ -578,16 +579,3 @@ def _pair(value: Any) -> tuple[Any, ...]:
 def _place(t: Tensor) -> tuple:
     """Two tensors with the same are the same numbers."""
     return t.data_ptr(), t.shape, t.stride(), t.dtype
-
-
-@contextlib.contextmanager
-def _still(conv: MessagePassing) -> Iterator[None]:
-    """Within, a layer drops nothing and counts nothing."""
-    training = [m.__dict__ for m in conv.modules() if m.training]
-    for own in training:
-        own["training"] = False
-    try:
-        yield
-    finally:
-        for own in training:
-            own["training"] = True

@@ -710,13 +710,6 @@ def scaled(conv: MessagePassing, sums: str = "whole") -> MessagePassing:
     return conv
 
 
-def unscaled(conv: MessagePassing) -> MessagePassing:
-    """The layer as PyG has it."""
-    if scale_of(conv) is not None:
-        del conv.__dict__["forward"]
-    return conv
-
-
 def layers_of(model: nn.Module) -> dict[str, MessagePassing]:
     """A model's layers that pass messages, by name; wrappers (DDP, torch.compile) are looked through."""
     if not isinstance(model, nn.Module):
