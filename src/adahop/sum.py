@@ -587,8 +587,8 @@ class AttentionVariate(Variate):
 
     def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
         """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
-        scored = ((then, every), (ends, block), (stale, block))
-        return corrected(*(conv.scores(*e.over(b)) for e, b in scored), every, block, self.trust)
+        whole, new, gone = (conv.scores(*e.over(b)) for e, b in ((then, every), (ends, block), (stale, block)))
+        return corrected(whole, new, gone, every, block, self.trust)
 
     def settle(self) -> None:
         """Write what the last step saw: only now, as its backward pass still read the old rows."""
