@@ -121,7 +121,7 @@ def test_what_cannot_be_done():
     data = messy_data()
     with pytest.raises(InputError, match="must be stacked of PyG layers that pass messages, got Linear"):
         adahop.inference(nn.Linear(6, 2), data)
-    with pytest.raises(InputError, match="got HeteroData, which is not supported yet"):
+    with pytest.raises(InputError, match="`data` must have at least one relation with an `edge_index`, got none"):
         adahop.inference(pyg.GCN(6, 8, 2, 5), HeteroData())
 
     class Strange(pyg.GCN):

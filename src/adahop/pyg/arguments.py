@@ -30,6 +30,14 @@ def lifted(conv: MessagePassing, which: str = "_user_args") -> dict[str, set[str
     return found
 
 
+def ends(conv: MessagePassing, which: str = "_user_args") -> dict[str, int]:
+    """Per argument that nodes have, whether one tensor of it has rows of sources (0) or of targets (1).
+
+    Of two tensors the first has those of sources. What both sides have is of one type of nodes.
+    """
+    return {name: 0 if "j" in sides else 1 for name, sides in lifted(conv, which).items()}
+
+
 def sources_of(value: Any) -> Any:
     return value[0] if isinstance(value, tuple | list) else value
 

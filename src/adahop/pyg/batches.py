@@ -28,7 +28,7 @@ class Whole:
     bipartite = False  # whether sources and targets are of two types, so that equal numbers are no self-loop
 
     def __init__(self, data: Data | EdgeStorage, graph: Graph, relation: Relation | None = None):
-        self.data, self.graph = data, graph
+        self.data, self.graph, self.relation = data, graph, relation
         self.num_nodes = graph.num_nodes, graph.num_nodes  # sources and targets
         if relation is not None:
             assert graph.types is not None
@@ -37,14 +37,22 @@ class Whole:
         self._sums: dict[tuple[str | None, int], tuple[Tensor, Tensor]] = {}
         self._loops: dict[str | None, Tensor] = {}
 
+    @property
+    def edge_index(self) -> Tensor:
+        return self.data.edge_index
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
     def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
         """[N] sums of the edge attribute `name` (None: of ones) over the in-edges (row 0: out-edges) of each node
         without its self-loops, and over its self-loops alone.
         """
         if (name, row) not in self._sums:
-            at = self.data.edge_index[row]
+            at = self.edge_index[row]
             value = torch.ones_like(at, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
-            loop = self.is_loop(self.data.edge_index)
+            loop = self.is_loop(self.edge_index)
             none = value.new_zeros(self.num_nodes[row])
             self._sums[name, row] = (
                 none.index_add(0, at, value.masked_fill(loop, 0)),
@@ -59,13 +67,37 @@ class Whole:
     def loops(self, name: str | None = None) -> Tensor:
         """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
         if name not in self._loops:
-            dst = self.data.edge_index[1]
-            loop = self.is_loop(self.data.edge_index).nonzero().flatten()
+            dst = self.edge_index[1]
+            loop = self.is_loop(self.edge_index).nonzero().flatten()
             value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
             out = value.new_full((self.num_nodes[1],), float("nan"))
             out[dst[loop]] = value[loop]
             self._loops[name] = out
         return self._loops[name]
+
+
+class Joint(Whole):
+    """All relations as one, in the graph's own ids; its edges are put together when first asked for."""
+
+    def __init__(self, graph: Graph):
+        super().__init__(Data(), graph)
+
+    @property
+    def edge_index(self) -> Tensor:
+        if self.data.edge_index is None:
+            self.data.edge_index = self.graph.edge_index()
+        return self.data.edge_index
+
+    @property
+    def num_edges(self) -> int:
+        return self.graph.num_edges
+
+
+def wholes(data: Data | HeteroData, graph: Graph) -> dict[Relation | None, Whole]:
+    """The whole graph, and each relation of typed data."""
+    if not isinstance(data, HeteroData):
+        return {None: Whole(data, graph)}
+    return {**{r: Whole(data[r], graph, r) for r in graph.relations}, None: Joint(graph)}
 
 
 @dataclass(eq=False)
@@ -145,7 +177,7 @@ _lock = threading.RLock()  # batches may be drawn in a thread
 _last: weakref.ref[DrawnBatch] | None = None  # found last
 
 
-def register_typed(data: HeteroData, batch: DrawnBatch, whole: dict[Relation, Whole]) -> HeteroData:
+def register_typed(data: HeteroData, batch: DrawnBatch, whole: dict[Relation | None, Whole]) -> HeteroData:
     """The same for a typed batch: each relation is known by its own edges."""
     typed = batch.typed
     assert typed is not None
@@ -322,11 +354,20 @@ def attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     return None
 
 
+def attributes(data: Data | HeteroData) -> dict[str, Tensor]:
+    """All tensors of the data by name; those of typed data by type or relation and name."""
+    if isinstance(data, HeteroData):
+        named = {f"{store._key}.{name}": v for store in data.stores for name, v in store.items()}
+    else:
+        named = data.to_dict()
+    return {name: v for name, v in named.items() if isinstance(v, Tensor)}
+
+
 def node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     """The name of the batch's node attribute that `t` is, as a whole."""
-    data = next((d for ref, one in _handed if one is batch and (d := ref()) is not None), None)
-    for name, value in {} if data is None else data.to_dict().items():
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.shape != t.shape:
+    data = next((d for ref, one in _handed if one is batch.root and (d := ref()) is not None), None)
+    for name, value in {} if data is None else attributes(data).items():
+        if value.layout != torch.strided or value.shape != t.shape:
             continue
         if value.data_ptr() == t.data_ptr() and value.stride() == t.stride():
             return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -13,7 +14,6 @@ from torch_geometric.data import Data, HeteroData
 
 from adahop.block import Block
 from adahop.checks import InputError, between
-from adahop.graph import Graph
 from adahop.ops import pointer
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Whole
@@ -36,8 +36,6 @@ class Learner:
     data: Data | HeteroData
     estimator = "plain"  # or "snapshot", "history"
     _noise = 0.0
-    _whole: Whole | None = None
-    _by_relation: dict[Relation, Whole] | None = None  # the same of each relation of typed data
     _snapshots: Snapshots | LayerHistories | None = None
     _history: dict[str, Any] | None = None  # options of `LayerHistories`
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
@@ -114,7 +112,7 @@ class Learner:
 
     def _memory_of(self, model: nn.Module) -> Snapshots | LayerHistories:
         if self.estimator == "snapshot":
-            return Snapshots(model, self.data, self.noise)
+            return Snapshots(model, self.data, self._wholes, self.noise)
         more: dict[str, Any] = {
             "disjoint": getattr(self, "disjoint", False),
             "transform": getattr(self, "transform", None),
@@ -136,6 +134,8 @@ class Learner:
 
     def _hand_out(self, batch: Cut, hops: Hops) -> Cut:
         """Make a batch known, so that layers find it by its tensors."""
+        if self._snapshots is not None:
+            self._snapshots.before_batch(self._wholes[None])
         drawn = self._drawn_typed(batch, hops) if isinstance(batch, HeteroData) else self._drawn_plain(batch, hops)
         self._last = weakref.ref(batch)
         if self._model is not None:
@@ -143,29 +143,27 @@ class Learner:
             self._handed = [*(self._handed or []), drawn]
         return batch
 
+    @functools.cached_property
+    def _wholes(self) -> dict[Relation | None, Whole]:
+        """The whole graph, and each relation of typed data."""
+        return batches.wholes(self.data, self.sampler.graph)
+
     def _drawn_plain(self, batch: Data, hops: Hops) -> DrawnBatch:
-        if self._whole is None:
-            assert isinstance(self.data, Data)
-            self._whole = Whole(self.data, self.sampler.graph)
-        if self._snapshots is not None:
-            self._snapshots.before_batch(self._whole)
-        drawn = DrawnBatch(hops.n_id, hops.e_id, hops.scale, self._whole, hops.num_nodes, hops.num_edges, hops.blocks)
+        whole = self._wholes[None]
+        drawn = DrawnBatch(hops.n_id, hops.e_id, hops.scale, whole, hops.num_nodes, hops.num_edges, hops.blocks)
         batches.register(batch, drawn, hops.edge_index)
         return drawn
 
     def _drawn_typed(self, batch: HeteroData, hops: Hops) -> DrawnBatch:
-        data, graph, typed = self.data, self.sampler.graph, hops.typed
-        assert graph.types is not None and typed is not None and isinstance(data, HeteroData)
-        if self._whole is None or self._by_relation is None:
-            self._whole = Joint(graph)
-            self._by_relation = {r: Whole(data[r], graph, r) for r in graph.relations}
-        n_id = torch.cat([ids + graph.types.nodes[t] for t, ids in typed.n_id.items()])
+        types, typed = self.sampler.graph.types, hops.typed
+        assert types is not None and typed is not None
+        n_id = torch.cat([ids + types.nodes[t] for t, ids in typed.n_id.items()])
         order = torch.cat(list(typed.edge.values()))
         drawn = DrawnBatch(
-            n_id, hops.e_id[order], hops.scale[order], self._whole, hops.num_nodes, hops.num_edges, hops.blocks,
+            n_id, hops.e_id[order], hops.scale[order], self._wholes[None], hops.num_nodes, hops.num_edges, hops.blocks,
             typed=typed,
         )  # fmt: skip
-        batches.register_typed(batch, drawn, self._by_relation)
+        batches.register_typed(batch, drawn, self._wholes)
         return drawn
 
     def _attend_to(self, model: nn.Module, batch: Data | HeteroData) -> None:
@@ -205,25 +203,6 @@ class Learner:
             return
         by = energies if drawn.typed is None else typed_energies
         self.sampler.update(*by(drawn, rounds, self.sampler))
-
-
-class Joint(Whole):
-    """All relations as one, in the graph's own ids; its edges are put together when first asked for."""
-
-    def __init__(self, graph: Graph):
-        super().__init__(Data(), graph)
-
-    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
-        self._join()
-        return super().sums(name, row)
-
-    def loops(self, name: str | None = None) -> Tensor:
-        self._join()
-        return super().loops(name)
-
-    def _join(self) -> None:
-        if self.data.edge_index is None:
-            self.data.edge_index = self.graph.edge_index()
 
 
 def energies(

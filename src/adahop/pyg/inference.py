@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
+from adahop.pyg import batches
+from adahop.pyg.arguments import ends
 from adahop.pyg.root import Root
 from adahop.pyg.wrap import Call, bare, scale_of
+from adahop.typed import of_hetero
 
 KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
 
 
 @torch.no_grad()
-def inference(model: nn.Module, data: Data, batch_size: int = 4096, device: Any = None, **arguments: Any) -> Tensor:
-    """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode.
+def inference(
+    model: nn.Module, data: Data | HeteroData, batch_size: int = 4096, device: Any = None, **arguments: Any
+) -> Any:
+    """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode; of a HeteroData,
+    as of `model(data.x_dict, data.edge_index_dict)`.
 
     Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
     that of the hidden layers (and of attention's one number per edge and head), not of the messages. The model is any
@@ -30,16 +37,18 @@ def inference(model: nn.Module, data: Data, batch_size: int = 4096, device: Any 
     modules; or one of adahop.models. What it takes besides is given as it was in training, if it has been called on a
     batch of our loaders. Before that it gets the data's edge_weight and edge_attr where it insists on them, and an
     edge_attr where its layers were built for one (`edge_dim`): that the data has one changes nothing by itself.
-    `arguments` are passed as they are.
+    `arguments` are passed as they are. Of a HeteroData, a model that takes `edge_type` (RGCNConv) gets the tensors of
+    `data.to_homogeneous()`, and one that takes the data itself finds an `n_id` in every type.
 
     >>> from torch_geometric.data import Data; from torch_geometric.nn import GraphSAGE
     >>> data = Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
     >>> inference(GraphSAGE(4, 8, 2, 5), data).shape
     torch.Size([3, 5])
     """
-    if type(data).__name__ == "HeteroData":
-        raise InputError("`data` must be a homogeneous PyG Data, got HeteroData, which is not supported yet")
-    fields(data, ("edge_index",), "data")
+    if isinstance(data, HeteroData):
+        of_hetero(data)
+    else:
+        fields(data, ("edge_index",), "data")
     count(batch_size, 1, "batch_size")
     if device is not None:
         device_of(device)
@@ -50,7 +59,8 @@ def inference(model: nn.Module, data: Data, batch_size: int = 4096, device: Any 
     if not isinstance(model, nn.Module) or not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise KindError(f"`model` must be stacked of PyG layers that pass messages, got {type(model).__name__}")
     if device is None:
-        device = next((p.device for p in model.parameters()), data.edge_index.device)
+        edges = next(store.edge_index for store in data.edge_stores)
+        device = next((p.device for p in model.parameters()), edges.device)
     model = bare(model)
     training = [m for m in model.modules() if m.training]
     model.eval()
@@ -62,7 +72,9 @@ def inference(model: nn.Module, data: Data, batch_size: int = 4096, device: Any 
             m.training = True
 
 
-def arguments_of(model: nn.Module, data: Data, device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(
+    model: nn.Module, data: Data | HeteroData, device: torch.device, more: dict[str, Any]
+) -> dict[str, Any]:
     """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
     signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
     if hasattr(signature, "param_dict"):
@@ -73,28 +85,66 @@ def arguments_of(model: nn.Module, data: Data, device: torch.device, more: dict[
         required, names = [p.name for p in params if p.default is p.empty], [p.name for p in params]
     root = Root.find(model)
     seen = {} if root is None or root.form is None else root.form
-    called = {name: data if attr == "" else getattr(data, attr, None) for name, attr in seen.items()}
-    strange = [name for name in required if name not in KNOWN and name not in more and called.get(name) is None]
-    if strange or not (
-        "" in seen.values() or ("x" in names and "edge_index" in names) or "edge_index" in seen.values()
-    ):
+    usual: tuple[str, ...] = KNOWN
+    if isinstance(data, HeteroData) and "edge_type" in names:
+        data, usual = _joined(data), (*KNOWN, "edge_type", "node_type")
+    elif isinstance(data, HeteroData):
+        data = _numbered(data)
+    called = {name: data if attr == "" else value_of(data, attr) for name, attr in seen.items()}
+    known = [name for name in names if name.removesuffix("_dict") in usual]
+    strange = [name for name in required if name not in known and name not in more and called.get(name) is None]
+    given_both = {"x", "edge_index"} <= {name.removesuffix("_dict") for name in known}
+    if strange or not ("" in seen.values() or given_both or "edge_index" in seen.values()):
         raise InputError(
             f"`model` must take x and edge_index, and what else it needs must be given by name, got "
             f"{type(model).__name__} with ({', '.join(required)})"
         )
-    wanted = [name for name in KNOWN if name in names and (name in required or not name.startswith("edge_"))]
-    if "edge_index" in names:
-        wanted.append("edge_index")
-    if not seen and "edge_attr" in names and any(getattr(m, "edge_dim", None) for m in model.modules()):
-        wanted.append("edge_attr")
-    given = {name: getattr(data, name, None) for name in wanted} | called | more
-    if given.get("edge_weight") is None and "edge_weight" in required:
+    wanted = [
+        name for name in known if name in required or name.startswith("edge_index") or not name.startswith("edge_")
+    ]
+    if not seen and any(getattr(m, "edge_dim", None) for m in model.modules()):
+        wanted += [name for name in known if name.startswith("edge_attr")]
+    given = {name: value_of(data, name) for name in wanted} | called | more
+    if given.get("edge_weight") is None and "edge_weight" in required and isinstance(data, Data):
         given["edge_weight"] = torch.ones(data.edge_index.shape[1])
     missing = [name for name in required if given.get(name) is None]
     if missing:
         raise InputError(f"`data` must have `{missing[0]}`, which the model takes, got none")
-    moved = {k: v.to(device) if isinstance(v, Tensor | Data) else v for k, v in given.items()}
+    moved = {k: _moved(v, device) for k, v in given.items()}
     return {name: value for name, value in moved.items() if value is not None}
+
+
+def value_of(data: Data | HeteroData, name: str) -> Any:
+    """An attribute of the data; of typed data, by type or relation. A model may call it `name_dict`."""
+    if not isinstance(data, HeteroData):
+        return getattr(data, name, None)
+    if name in (named := batches.attributes(data)):
+        return named[name]
+    name = name.removesuffix("_dict")
+    return {store._key: store[name] for store in (*data.node_stores, *data.edge_stores) if name in store} or None
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return {k: _moved(v, device) for k, v in value.items()}
+    return value.to(device) if isinstance(value, Tensor | Data | HeteroData) else value
+
+
+def _joined(data: HeteroData) -> Data:
+    """All types as one, where their features are of one width."""
+    same = data.to_homogeneous()
+    if getattr(same, "x", None) is None:
+        raise InputError("`data` must have an `x` of one width in every type for a model of joint edges, got others")
+    return same
+
+
+def _numbered(data: HeteroData) -> HeteroData:
+    """The data with `n_id` in every type, as batches have it."""
+    data = copy.copy(data)
+    for store in data.node_stores:
+        if "n_id" not in store:
+            store.n_id = torch.arange(int(store.num_nodes or 0))
+    return data
 
 
 @contextlib.contextmanager
@@ -111,13 +161,13 @@ def _in_parts(model: nn.Module, size: int) -> Iterator[None]:
 
 
 def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
-    lifted = {name[:-2] for name in conv._user_args if name.endswith(("_i", "_j"))}
+    side = ends(conv)
 
     def propagate(edge_index: Any, size_: Any = None, **kwargs: Any) -> Tensor:
         given = kwargs.pop("size", size_)
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return whole(edge_index, size=given, **kwargs)  # a sparse product makes no messages
-        n_src, n_dst = _sizes(given, kwargs, lifted)
+        n_src, n_dst = _sizes(given, kwargs, side)
         ours = scale_of(conv)
         if n_dst <= size or (ours is not None and isinstance(ours.call, Call)):  # a scale given by hand: in one piece
             return whole(edge_index, size=given, **kwargs)
@@ -128,7 +178,7 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
             stop = min(start + size, n_dst)
             lo, hi = torch.searchsorted(dst, torch.tensor([start, stop], device=dst.device)).tolist()
             at = order[lo:hi]
-            part = {k: _cut(v, k in lifted, at, start, stop, len(order)) for k, v in kwargs.items()}
+            part = {k: _cut(v, k in side, at, start, stop, len(order)) for k, v in kwargs.items()}
             local = torch.stack([edge_index[0, at], edge_index[1, at] - start])
             out.append(whole(local, size=(n_src, stop - start), **part))
         return torch.cat(out)
@@ -136,14 +186,15 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
     return propagate
 
 
-def _sizes(given: Any, kwargs: dict[str, Any], lifted: set[str]) -> tuple[int, int]:
+def _sizes(given: Any, kwargs: dict[str, Any], side: dict[str, int]) -> tuple[int, int]:
     """Sources and targets of a layer, from what it passes on."""
-    src, dst = given if given is not None else (None, None)
-    for name in lifted & set(kwargs):
+    many = list(given if given is not None else (None, None))
+    for name in side.keys() & kwargs.keys():
         value = kwargs[name]
-        one, two = value if isinstance(value, tuple | list) else (value, value)
-        src = one.shape[0] if src is None and isinstance(one, Tensor) else src
-        dst = two.shape[0] if dst is None and isinstance(two, Tensor) else dst
+        rows = enumerate(value) if isinstance(value, tuple | list) else ((side[name], value),)
+        for row, part in rows:
+            many[row] = part.shape[0] if many[row] is None and isinstance(part, Tensor) else many[row]
+    src, dst = many
     src = dst if src is None else src
     return int(src or 0), int(src or 0) if dst is None else int(dst)
 

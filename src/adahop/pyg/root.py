@@ -131,10 +131,17 @@ def _form(model: nn.Module, args: tuple, kwargs: dict[str, Any], drawn: DrawnBat
     )
     form: dict[str, str] = {}
     for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
-        if isinstance(value, Data):
+        if isinstance(value, Data | HeteroData):
             form[name] = ""
-        elif isinstance(value, Tensor):
-            found = batches.name_of(drawn, value)
+        elif isinstance(value, Tensor | dict):
+            found = batches.name_of(drawn, value) if isinstance(value, Tensor) else _name_of_each(drawn, value)
             if found is not None:
                 form[name] = found
     return form
+
+
+def _name_of_each(drawn: DrawnBatch, values: dict[Any, Any]) -> str | None:
+    """The attribute of all types or relations that a dictionary holds."""
+    names = {batches.node_attribute(drawn, v) for v in values.values() if isinstance(v, Tensor) and v.numel()}
+    found = {None if name is None else name.rpartition(".")[2] for name in names}
+    return found.pop() if len(found) == 1 else None

@@ -15,19 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
-from adahop.pyg.arguments import still
+from adahop.pyg.arguments import ends, still
+from adahop.pyg.batches import Whole
 from adahop.pyg.fused import Operand, on_ones
-from adahop.pyg.inference import inference
+from adahop.pyg.inference import inference, value_of
 from adahop.pyg.readings import Reading
 from adahop.pyg.root import Root
 from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of, targets_of
+from adahop.typed import Relation
 
 log = logging.getLogger("adahop")
 EDGE = ("edge_weight", "edge_attr")
@@ -42,19 +44,20 @@ class Table:
     own: dict[str, str] = field(default_factory=dict)  # arguments that are an attribute of the data
     used: Tensor | None = None  # the edges in use, while `edge` is not empty
     total: Tensor | None = None  # what `aggregate` gave
+    side: dict[str, int] = field(default_factory=dict)  # whether a tensor's rows are of sources (0) or targets (1)
     _places: tuple[Tensor, Tensor] | None = None
 
-    def places(self, data: Data) -> tuple[Tensor, Tensor]:
+    def places(self, whole: Whole) -> tuple[Tensor, Tensor]:
         """Where the edges of the data, and the self-loops of its nodes, lie among the edges in use; -1: nowhere."""
         if self._places is None:
             assert self.used is not None
-            given, used = data.edge_index.to(self.used.device), self.used
-            place = align(given, used, nodes=data.num_nodes)
+            given, used = whole.edge_index.to(self.used.device), self.used
+            place = align(given, used, nodes=max(whole.num_nodes), bipartite=whole.bipartite)
             edge = used.new_full((given.shape[1],), -1)
-            loop = used.new_full((int(data.num_nodes or 0),), -1)
+            loop = used.new_full((whole.num_nodes[1],), -1)
             if place is not None:
-                which = torch.arange(used.shape[1], device=used.device)
-                loop[used[0, used[0] == used[1]]] = which[used[0] == used[1]]
+                which, loops = torch.arange(used.shape[1], device=used.device), whole.is_loop(used)
+                loop[used[0, loops]] = which[loops]
                 if place.at is None:
                     edge[place.start : place.start + place.kept] = which[: place.kept]
                 else:
@@ -70,6 +73,7 @@ class Recorded:
     passes: list[Table] = field(default_factory=list)
     updates: list[Table] = field(default_factory=list)
     old: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers then
+    relation: Relation | None = None  # of typed data, where it was one
 
 
 class Recording:
@@ -77,12 +81,13 @@ class Recording:
 
     reading = Reading()
 
-    def __init__(self, layer: Propagate, memory: Snapshots):
-        self.layer, self.memory, self.done, self.parts = layer, memory, Recorded(), []  # type: ignore[var-annotated]
+    def __init__(self, layer: Propagate, memory: Snapshots, whole: Whole):
+        self.layer, self.memory, self.whole = layer, memory, whole
+        self.done, self.parts = Recorded(relation=whole.relation), []  # type: ignore[var-annotated]
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         out = self.layer.own("edge_updater")(edge_index, size=size, **kwargs)
-        table = self._table(edge_index, kwargs)
+        table = self._table(edge_index, kwargs, "_edge_user_args")
         if table is not None:
             self.done.updates.append(table)
             self.memory.updated_last = (out, len(self.done.updates) - 1)
@@ -102,13 +107,13 @@ class Recording:
         self.parts.append(out.detach().clone())  # layers go on to change it in place
         return out
 
-    def _table(self, edge_index: Any, kwargs: dict[str, Any]) -> Table | None:
+    def _table(self, edge_index: Any, kwargs: dict[str, Any], which: str = "_user_args") -> Table | None:
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None
-        table, n = Table(), self.memory.sizes[0]
+        table, many = Table(side=ends(self.layer.conv, which)), self.whole.num_nodes
         last = self.memory.updated_last
         for name, value in kwargs.items():
-            pair = value if isinstance(value, tuple | list) else (value,)
+            pair = _pair(value)
             rows = [v.shape[0] for v in pair if isinstance(v, Tensor) and v.dim()]
             if not rows:
                 continue
@@ -117,7 +122,7 @@ class Recording:
                 table.own[name] = own
             if isinstance(value, Tensor) and last is not None and value is last[0]:
                 continue  # what the edge update gave is found again from its own arguments
-            if all(r == n for r in rows):
+            if _fits(pair, many, table.side.get(name, 0)):
                 one = None if pair[0] is None else self.memory.keep(pair[0])
                 rest = [one if v is pair[0] else None if v is None else self.memory.keep(v) for v in pair[1:]]
                 table.node[name] = (one, *rest) if rest else one
@@ -127,6 +132,12 @@ class Recording:
             elif own is None:
                 return None  # an argument of another kind, which may have changed
         return table
+
+
+def _fits(parts: tuple[Any, ...], many: tuple[int, int], side: int) -> bool:
+    """Whether an argument has a row per node of the whole graph, sources' and targets' where it is a pair."""
+    sizes = many if len(parts) == 2 else (many[side],) * len(parts)
+    return all(not isinstance(v, Tensor) or v.shape[:1] == (n,) for v, n in zip(parts, sizes, strict=True))
 
 
 class Applied:
@@ -235,13 +246,14 @@ class Applied:
             return None  # what changed of a message is noted message by message
         fits = (old.dtype, old.device, old.shape[1:]) == (rows.dtype, rows.device, rows.shape[1:])
         same = (total.dtype, total.device, total.shape[1:]) == (rows.dtype, rows.device, rows.shape[1:])
-        return old if fits and same and old.is_contiguous() and len(rows) <= call.batch.n_id.numel() else None
+        few = len(rows) <= getattr(call.batch, call.batch.side(0)).numel()
+        return old if fits and same and old.is_contiguous() and few else None
 
     def _changed(self, call: Call, rows: Tensor, old: Tensor) -> Operand:
         """Linear messages: what changed since the pass, on top of the sums of the pass."""
         assert self.table is not None and self.table.total is not None
-        n_id = call.batch.on(rows.device, "n_id")
-        change, norm = ops.change(rows, old, n_id, self.keep)
+        sources, n_id = (call.batch.on(rows.device, call.batch.side(row)) for row in (0, 1))
+        change, norm = ops.change(rows, old, sources, self.keep)
         return Operand(change, norm, (self.table.total, n_id, self.keep))
 
     def _corrected(
@@ -254,10 +266,11 @@ class Applied:
         found: list[Tensor] = []
 
         def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            n_id, targets = call.batch.on(rows.device, "n_id"), targets_of(*args, **kwargs)
+            sources, n_id = (call.batch.on(rows.device, call.batch.side(row)) for row in (0, 1))
+            targets = targets_of(*args, **kwargs)
             _, coef, at = fused.coefficients(call, rows, inputs, targets)
             base = (self.table.total, n_id, self.keep)  # type: ignore[union-attr]
-            found.append(ops.gather_sum(old, n_id[at.src], at.dst, at.sorted(coef * -self.keep), at.ptr, base))
+            found.append(ops.gather_sum(old, sources[at.src], at.dst, at.sorted(coef * -self.keep), at.ptr, base))
             return inputs.new_zeros(targets, *inputs.shape[1:])
 
         call.layer.conv.__dict__["aggregate"], before = aggregate, call.layer.conv.__dict__["aggregate"]
@@ -290,7 +303,7 @@ class Applied:
             if self.then is not None and value is self.then[0]:
                 then[name], fixed = self.then[1], False
             elif name in table.node:
-                then[name] = self._rows(call, table.node[name], value)
+                then[name] = self._rows(call, table.node[name], value, table.side.get(name, 0))
                 if then[name] is None:
                     return None, False
             elif any(value is f for f in call.fixed):
@@ -303,25 +316,26 @@ class Applied:
                 return None, False
         return then, fixed
 
-    def _rows(self, call: Call, rows: Any, value: Any) -> Any:
+    def _rows(self, call: Call, rows: Any, value: Any, side: int) -> Any:
         """Rows of the batch's nodes, of sources and targets where there are two."""
         if isinstance(rows, tuple) != isinstance(value, tuple | list):
             return None
         found: list[Tensor | None] = []
-        for row, now in zip(_pair(rows), _pair(value), strict=True):
+        sides = (0, 1) if isinstance(rows, tuple) else (side,)
+        for row, now, end in zip(_pair(rows), _pair(value), sides, strict=True):
             if (row is None) != (now is None):
                 return None
             if row is None:
                 found.append(None)
                 continue
-            n_id = call.batch.on(row.device, "n_id")
+            n_id = call.batch.on(row.device, call.batch.side(end))
             if now.shape[0] > n_id.numel() or now.shape[1:] != row.shape[1:]:
                 return None
             found.append(row[n_id[: now.shape[0]]].to(now.device, now.dtype))
         return tuple(found) if isinstance(rows, tuple) else found[0]
 
     def _edges(self, call: Call, table: Table, name: str, value: Tensor) -> Tensor:
-        edge, loop = table.places(self.memory.data)
+        edge, loop = table.places(call.batch.whole)
         assert call.place is not None and call.used is not None
         e_id, n_id = (call.batch.on(edge.device, k) for k in ("e_id", "n_id"))
         at = call.place.take(e_id, -1)
@@ -400,9 +414,10 @@ def _with_parameters(conv: MessagePassing, values: dict[str, Tensor]) -> Iterato
 class Snapshots:
     """Those of a model's layers. They are taken when the model, in evaluation, runs over the whole data."""
 
-    def __init__(self, model: nn.Module, data: Data, noise: float = 0.0):
-        self.model, self.data, self.noise = model, data, noise
-        self.sizes = (int(data.num_nodes or 0), data.edge_index.shape[1])
+    def __init__(
+        self, model: nn.Module, data: Data | HeteroData, wholes: dict[Relation | None, Whole], noise: float = 0.0
+    ):
+        self.model, self.data, self.wholes, self.noise = model, data, wholes, noise
         self.layers = {name: scale_of(m) for name, m in layers_of(model).items()}
         self.kept: dict[Propagate, list[Recorded]] = {}
         self.counts: dict[Propagate, int] = {}  # forwards in the pass under way
@@ -411,7 +426,8 @@ class Snapshots:
         self.warned = False
         self.passed = 0.0  # seconds that the last pass of its own took
         self.waiting = False  # for the model's first step, which shows how it is called
-        self._own = {_place(v): k for k, v in data.to_dict().items() if torch.is_tensor(v)}
+        self._named = batches.attributes(data)
+        self._own = {_place(v): k for k, v in self._named.items()}
         for layer in self.layers.values():
             assert layer is not None
             layer._memory = weakref.ref(self)
@@ -462,10 +478,10 @@ class Snapshots:
     def __str__(self) -> str:
         return (
             f"snapshot, a pass over the graph per epoch: {self.cost()['bytes'] / 2**20:.1f} MiB, the pass took "
-            f"{self.passed:.2f} s; estimator='history' needs none"
+            f"{self.passed:.2f} s" + ("" if isinstance(self.data, HeteroData) else "; estimator='history' needs none")
         )
 
-    def before_batch(self, whole: batches.Whole) -> None:
+    def before_batch(self, whole: Whole) -> None:
         """A batch is about to be handed out: the pass that waited for the model's first step is made."""
         if self.waiting and Root.of(self.model).form is not None:
             self.renew()
@@ -474,17 +490,16 @@ class Snapshots:
         model = bare(self.model)
         takes = inspect.signature(model.forward).parameters
         optional = {name for name, p in takes.items() if p.default is not p.empty}
-        return any(name in optional and getattr(self.data, name, None) is not None for name in EDGE)
+        return any(name.removesuffix("_dict") in EDGE and value_of(self.data, name) is not None for name in optional)
 
     # --- called by `Propagate` ----------------------------------------------------------------------------------------
 
     def listen(self, layer: Propagate, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A forward in evaluation on something that is no batch: recorded where it is the whole graph."""
-        tensors = [v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)]
-        edges = any(t.dim() == 2 and tuple(t.shape) == (2, self.sizes[1]) for t in tensors)
-        if not edges or not any(t.dim() and t.shape[0] == self.sizes[0] for t in tensors):
+        whole = self._whole_of([v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)])
+        if whole is None:
             return layer._plain(*args, **kwargs)
-        recording: Any = Recording(layer, self)
+        recording: Any = Recording(layer, self, whole)
         self.updated_last = None
         with layer.within(recording):
             out = layer._forward(*args, **kwargs)
@@ -496,11 +511,23 @@ class Snapshots:
         self.fresh = True
         return out
 
+    def _whole_of(self, tensors: list[Tensor]) -> Whole | None:
+        """The whole graph, or the relation, whose edges are among some tensors, with rows for all its sources."""
+        found = [
+            (whole, edges)
+            for whole in self.wholes.values()
+            for edges in tensors
+            if tuple(edges.shape) == (2, whole.num_edges) and any(t.shape[:1] == whole.num_nodes[:1] for t in tensors)
+        ]
+        if len(found) > 1:  # relations of the same size
+            found = [(w, e) for w, e in found if torch.equal(w.edge_index.to(e.device), e)]
+        return found[0][0] if found else None
+
     def of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> Applied | None:
         """The snapshot for this forward of a layer on a batch; a layer that is used n times has n."""
         self.counts.clear()
         self.fresh = self.fresh and not layer.conv.training
-        kept = self.kept.get(layer)
+        kept = [r for r in self.kept.get(layer, ()) if r.relation == call.batch.relation]
         if not kept or call.scale.numel() != call.batch.e_id.numel():
             return None
         first = next((v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)), None)
@@ -514,7 +541,7 @@ class Snapshots:
         """A table: the data's own tensor where it is one, which stays as it is; else a copy."""
         value = value.detach()
         own = self._own.get(_place(value))
-        return self.data[own] if own is not None else value.clone()
+        return self._named[own] if own is not None else value.clone()
 
     def own_name(self, value: Any) -> str | None:
         return self._own.get(_place(value)) if isinstance(value, Tensor) else None
@@ -535,16 +562,18 @@ class Snapshots:
 
         def table(t: Table) -> dict[str, Any]:
             node = {k: plain(v) for k, v in t.node.items()}
-            return {"node": node, "edge": t.edge, "own": t.own, "used": t.used if t.edge else None, "total": t.total}
+            return {"node": node, "edge": t.edge, "own": t.own, "used": t.used if t.edge else None, "total": t.total,
+                    "side": t.side}  # fmt: skip
 
         layers = {
             name: [
-                {"passes": [table(t) for t in r.passes], "updates": [table(t) for t in r.updates], "old": r.old}
+                {"passes": [table(t) for t in r.passes], "updates": [table(t) for t in r.updates], "old": r.old,
+                 "relation": r.relation}
                 for r in self.kept.get(layer, [])
             ]
             for name, layer in self.layers.items()
             if layer is not None
-        }
+        }  # fmt: skip
         return {"fresh": self.fresh, "layers": layers}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -557,19 +586,22 @@ class Snapshots:
         def full(value: Any) -> Any:
             if isinstance(value, tuple | list):
                 return tuple(full(v) for v in value)
-            return self.data[value] if isinstance(value, str) else value
+            return self._named[value] if isinstance(value, str) else value
 
         def table(t: dict[str, Any]) -> Table:
             node = {k: full(v) for k, v in t["node"].items()}
-            return Table(node, dict(t["edge"]), dict(t["own"]), t["used"], t["total"])
+            return Table(node, dict(t["edge"]), dict(t["own"]), t["used"], t["total"], dict(t.get("side", {})))
 
         self.fresh = state["fresh"]
         for name, layer in self.layers.items():
             if layer is not None and state["layers"][name]:
                 self.kept[layer] = [
-                    Recorded([table(t) for t in r["passes"]], [table(t) for t in r["updates"]], dict(r["old"]))
+                    Recorded(
+                        [table(t) for t in r["passes"]], [table(t) for t in r["updates"]], dict(r["old"]),
+                        None if r.get("relation") is None else tuple(r["relation"]),
+                    )
                     for r in state["layers"][name]
-                ]
+                ]  # fmt: skip
 
 
 def _pair(value: Any) -> tuple[Any, ...]:

@@ -324,8 +324,8 @@ def estimator_of(
     estimator: str | None, method: str, weight_attr: str | None, own: object, types: Types | None = None
 ) -> str:
     """As given; else a snapshot for the default method, and none where a user chose the odds or the sampler."""
-    chosen = method != "adahop" or weight_attr is not None or own is not None or types is not None
-    if types is not None and estimator in ("snapshot", "history"):
-        raise InputError(f"`estimator` must be plain where the data is a HeteroData, got {estimator}")
+    chosen = method != "adahop" or weight_attr is not None or own is not None
+    if types is not None and estimator == "history":
+        raise InputError("`estimator` must be plain or snapshot where the data is a HeteroData, got history")
     own_choice = "plain" if chosen else "snapshot"
     return one_of(own_choice if estimator is None else estimator, ESTIMATORS, "estimator")

@@ -477,7 +477,7 @@ class Propagate:
             if _are_edges(t) and call.aligned(t) is not None:
                 batches.alias(t, found)  # the next layer knows them by that
         args, kwargs = self._without_scale(call, args, kwargs)
-        memory = None if batch.memory is None else batch.memory()
+        memory = None if batch.root.memory is None else batch.root.memory()
         if memory is not None and self.reading.whole:
             call.memory = memory.of(self, call, args, kwargs)
         with self.within(call):
@@ -644,6 +644,10 @@ class Named(batches.Whole):
     def __init__(self, whole: batches.Whole, name: str):
         self.data, self.graph, self.whole, self.name = whole.data, whole.graph, whole, name
         self.num_nodes, self.bipartite = whole.num_nodes, whole.bipartite
+
+    @property
+    def edge_index(self) -> Tensor:
+        return self.whole.edge_index
 
     def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
         return self.whole.sums(self.name if name is None else name, row)
