@@ -98,13 +98,15 @@ def calls(tmp_path: Path) -> dict[str, Call]:
     }  # fmt: skip
     measured = {"nodes": [0, 1], "repeats": 2, "seed": 0, "against": ("uniform",), "gradient": False}
     return {
-        "Graph.from_csr": (Graph.from_csr, {"indptr": [0, 1, 2], "indices": [1, 0], "weight": None}),
+        "Graph.from_csr": (Graph.from_csr, {"indptr": [0, 1, 2], "indices": [1, 0], "weight": None, "edge_attr": None}),
         "Graph.from_edge_index": (
-            Graph.from_edge_index, {"edge_index": [[0, 1], [1, 0]], "weight": None, "num_nodes": 2}),
+            Graph.from_edge_index,
+            {"edge_index": [[0, 1], [1, 0]], "weight": None, "num_nodes": 2, "edge_attr": None}),
         "Graph.from_scipy": (Graph.from_scipy, {"matrix": sp.eye(3, format="csr")}),
-        "Graph.from_data": (Graph.from_data, {"data": plain}),
+        "Graph.from_data": (Graph.from_data, {"data": plain, "edge_attr": True}),
         "Graph.from_relations": (Graph.from_relations, {
-            "num_nodes": {"a": 2, "b": 3}, "edge_index": {("a", "to", "b"): [[0, 1], [2, 0]]}, "weight": None}),
+            "num_nodes": {"a": 2, "b": 3}, "edge_index": {("a", "to", "b"): [[0, 1], [2, 0]]}, "weight": None,
+            "edge_attr": None}),
         "Graph.ids": (graph.ids, {"values": [0, 1]}),
         "Graph.load": (Graph.load, {"path": str(tmp_path / "nowhere.npz")}),
         "Graph.normalized": (graph.normalized, {"kind": "row", "self_loops": True}),
@@ -194,6 +196,7 @@ EXEMPT = {
     "models.BreadthConv", "models.TypedGNN", "Graph.of_relation", "Graph.relations", "Graph.to_data",
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
     "Graph.num_edges", "Graph.num_nodes", "Graph.row", "Graph.rows", "Graph.num_rows", "Graph.num_sources",
+    "Graph.at", "Graph.attr", "Graph.attr_sums", "Graph.described", "Graph.undescribed",
     "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Loader.batch", "Loader.seeds", "Loader.seeds_of",
     "Loader.sample", "Loader.view", "Loader.pack", "Loader.unpack", "Loader.state_dict",
     "diagnostics.Measured",

@@ -40,6 +40,8 @@ class Block(NamedTuple):
     row_ptr: Tensor | None = None  # [T + 1] row t's edges are row_ptr[t]:row_ptr[t + 1]
     relation: Tensor | None = None  # [T] the relation of each row
     target: Tensor | None = None  # [num_dst] global ids of the targets, where they are not the first of n_id
+    # of a graph whose edges have features: a table per relation, with a row for each of its edges here, in their order
+    attr: tuple[Tensor, ...] | None = None
 
     @property
     def src(self) -> Tensor:
@@ -77,14 +79,14 @@ class Block(NamedTuple):
         edge = spans(self.row_ptr[:-1][order], size)[1]
         edge_index = self.edge_index[:, edge]
         e_id, weight, prob, scale, pos = (t[edge] for t in (self.e_id, self.weight, self.prob, self.scale, self.pos))
-        out = []
+        out, attr = [], self.attr
         for r, cut in enumerate(row_ptr[rows[: relations + 1]].tolist()[:-1]):
             own = slice(rows[r], rows[r + 1])
             of = slice(cut, int(row_ptr[rows[r + 1]]))
             ptr = pointer(torch.bincount(edge_index[1, of], minlength=self.num_dst))
             out.append(Block(
                 self.n_id, self.num_dst, edge_index[:, of], e_id[of], weight[of], prob[of], scale[of], ptr, pos[of], 0,
-                row[own], row_ptr[rows[r] : rows[r + 1] + 1] - cut, relation[own],
+                row[own], row_ptr[rows[r] : rows[r + 1] + 1] - cut, relation[own], None, attr and (attr[r],),
             ))  # fmt: skip
         return out
 

@@ -185,3 +185,18 @@ def edge_weights(values: Any, m: int, what: str = "weight") -> Tensor:
         at = int(bad.nonzero()[0])
         raise InputError(f"`{what}` must be finite and not negative, got {what}[{at}] = {float(t[at])}")
     return t
+
+
+def edge_features(values: Any, m: int, what: str = "edge_attr") -> Tensor:
+    """Finite float32 features, a row per edge; one number per edge is a row of one."""
+    t = as_tensor(values, what)
+    t = t.unsqueeze(1) if t.dim() == 1 else t
+    if t.dim() != 2 or len(t) != m:
+        raise InputError(f"`{what}` must have a row per edge, {m} in all, got shape {tuple(t.shape)}")
+    if t.is_complex():
+        raise KindError(f"`{what}` must hold real numbers, got dtype {t.dtype}")
+    t = t.float()
+    if not bool(torch.isfinite(t).all()):
+        at = int((~torch.isfinite(t)).any(1).nonzero()[0])
+        raise InputError(f"`{what}` must be finite, got {what}[{at}] = {t[at].tolist()}")
+    return t

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -12,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adahop.block import Block
 from adahop.checks import (
     InputError,
     KindError,
     as_tensor,
     count,
     device_of,
+    edge_features,
     edge_weights,
     flag,
     in_range,
@@ -38,7 +41,7 @@ from adahop.ops import (
     spans,
     target_rows,
 )
-from adahop.typed import Relation, Types, check_relations, most_into, of_hetero
+from adahop.typed import EdgeFeatures, Relation, Types, by_relation, check_relations, most_into, of_hetero
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -52,12 +55,14 @@ class Graph:
 
     What is drawn from is a row. With one relation a row is a node. With several (`types`), `indptr`, `first` and `last`
     go by row, (relation, target). A row may have room to grow: `last[r]` is then before `indptr[r + 1]`. Where edges
-    have a `time`, they lie in its order within a row.
+    have a `time`, they lie in its order within a row. Features of edges (`attr`) lie in the user's own edge order.
 
     >>> g = Graph.from_edge_index([[0, 1, 2], [2, 2, 0]])
     >>> g.num_nodes, g.num_edges, g.degree().tolist()
     (3, 3, [1, 0, 2])
     """
+
+    attr: EdgeFeatures | None = None  # here too: graphs that earlier versions saved have none
 
     def __init__(
         self,
@@ -69,15 +74,17 @@ class Graph:
         last: Tensor | None = None,
         time: Tensor | None = None,
         types: Types | None = None,
+        attr: EdgeFeatures | None = None,
     ):
         self.indptr, self.indices, self.weight, self.eid, self.first = indptr, indices, weight, eid, first
-        self.ends, self.time, self.types = last, time, types
+        self.ends, self.time, self.types, self.attr = last, time, types, attr
 
     # --- the doors -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_csr(cls, indptr: Any, indices: Any, weight: Any = None) -> Graph:
-        """Rows are targets: `indices[indptr[i]:indptr[i + 1]]` are the sources of node i's in-edges."""
+    def from_csr(cls, indptr: Any, indices: Any, weight: Any = None, edge_attr: Any = None) -> Graph:
+        """Rows are targets: `indices[indptr[i]:indptr[i + 1]]` are the sources of node i's in-edges. `edge_attr` has a
+        row of features per edge."""
         indptr, indices = whole(indptr, "indptr"), whole(indices, "indices")
         if indptr.numel() == 0 or int(indptr[0]) != 0:
             raise InputError(f"`indptr` must start with 0, got {indptr[:1].tolist()}")
@@ -92,11 +99,16 @@ class Graph:
         in_range(indices, n, "indices")
         weight = None if weight is None else edge_weights(weight, indices.numel())
         dst = torch.repeat_interleave(torch.arange(n, device=indptr.device), indptr.diff())
-        return cls._build(n, indices, dst, weight, ordered=True)
+        return cls._build(n, indices, dst, weight, ordered=True)._described_by(edge_attr)
 
     @classmethod
-    def from_edge_index(cls, edge_index: Any, weight: Any = None, num_nodes: int | None = None) -> Graph:
-        """`edge_index` [2, E] as in PyG: row 0 sources, row 1 targets, in any order, parallel edges allowed."""
+    def from_edge_index(
+        cls, edge_index: Any, weight: Any = None, num_nodes: int | None = None, edge_attr: Any = None
+    ) -> Graph:
+        """`edge_index` [2, E] as in PyG: row 0 sources, row 1 targets, in any order, parallel edges allowed.
+
+        `edge_attr` has a row of features per edge.
+        """
         ei = as_tensor(edge_index, "edge_index")
         if ei.numel() == 0:
             ei = ei.reshape(2, 0).long()
@@ -111,7 +123,7 @@ class Graph:
         in_range(src, n, "edge_index[0]")
         in_range(dst, n, "edge_index[1]")
         weight = None if weight is None else edge_weights(weight, src.numel())
-        return cls._build(n, src, dst, weight, ordered=False)
+        return cls._build(n, src, dst, weight, ordered=False)._described_by(edge_attr)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -122,14 +134,17 @@ class Graph:
         return cls.from_csr(a.indptr, a.indices, a.data)
 
     @classmethod
-    def from_data(cls, data: Data | HeteroData) -> Graph:
-        """The graph of a PyG `Data` or `HeteroData`; `edge_weight`, where there is one, becomes the weight."""
+    def from_data(cls, data: Data | HeteroData, edge_attr: bool = True) -> Graph:
+        """The graph of a PyG `Data` or `HeteroData`, with its `edge_weight` where it has one, and its `edge_attr` too
+        unless that is False."""
         if hasattr(data, "edge_types") and hasattr(data, "node_types"):
-            return cls._typed(*of_hetero(data))
+            return cls._typed(*of_hetero(data, flag(edge_attr, "edge_attr")))
         if getattr(data, "edge_index", None) is None:
             raise InputError("`data` must have an `edge_index`, got none")
-        weight = getattr(data, "edge_weight", None)
-        return cls.from_edge_index(data.edge_index, weight, num_nodes=data.num_nodes)
+        weight, attr = getattr(data, "edge_weight", None), getattr(data, "edge_attr", None)
+        return cls.from_edge_index(
+            data.edge_index, weight, data.num_nodes, attr if flag(edge_attr, "edge_attr") else None
+        )
 
     @classmethod
     def from_relations(
@@ -137,15 +152,16 @@ class Graph:
         num_nodes: Mapping[str, int],
         edge_index: Mapping[Relation, Any],
         weight: Mapping[Relation, Any] | None = None,
+        edge_attr: Mapping[Relation, Any] | None = None,
     ) -> Graph:
         """Nodes of several types, and for each relation (source type, name, target type) an `edge_index` [2, E] in the
-        ids of its two types.
+        ids of its two types. `weight` names all relations, `edge_attr` those whose edges have features.
 
         >>> g = Graph.from_relations({"user": 2, "item": 3}, {("user", "rates", "item"): [[0, 1, 1], [2, 2, 0]]})
         >>> g.types.nodes, g.relations, g.degree().tolist()
         ({'user': 0, 'item': 2}, (('user', 'rates', 'item'),), [0, 0, 1, 0, 2])
         """
-        return cls._typed(*check_relations(num_nodes, edge_index, weight))
+        return cls._typed(*check_relations(num_nodes, edge_index, weight, edge_attr))
 
     def to_data(self) -> Data | HeteroData:
         """The graph as a PyG `Data`, or as a `HeteroData` where it has types, in the user's own edge order."""
@@ -157,7 +173,8 @@ class Graph:
             if self.eid is not None:
                 weight[self.eid.long()] = self.weight
         if self.types is None:
-            return Data(edge_index=edge_index, edge_weight=weight, num_nodes=self.num_nodes)
+            attr = None if self.attr is None else self.attr.tables[0]
+            return Data(edge_index=edge_index, edge_weight=weight, edge_attr=attr, num_nodes=self.num_nodes)
         data = HeteroData()
         for name, many in self.types.num_nodes.items():
             data[name].num_nodes = many
@@ -167,21 +184,23 @@ class Graph:
             data[source, name, target].edge_index = edge_index[:, of] - first
             if weight is not None:
                 data[source, name, target].edge_weight = weight[of]
+            if self.attr is not None and self.attr.widths[i]:
+                data[source, name, target].edge_attr = self.attr.tables[i]
         return data
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
-        """`indptr`, `indices` and, where present, `weight` of a `.npz` file."""
+        """`indptr`, `indices` and, where present, `weight` and `edge_attr` of a `.npz` file."""
         try:
             with np.load(path, allow_pickle=False) as z:
-                arrays = {k: z[k] for k in ("indptr", "indices", "weight") if k in z.files}
+                arrays = {k: z[k] for k in ("indptr", "indices", "weight", "edge_attr") if k in z.files}
         except FileNotFoundError:
             raise InputError(f"`path` must be an existing .npz file, got {path}") from None
         except Exception as e:
             raise InputError(f"`path` must be a readable .npz file, got {path} ({type(e).__name__}: {e})") from None
         if "indptr" not in arrays or "indices" not in arrays:
             raise InputError(f"{path} must hold the arrays indptr and indices, got {sorted(arrays)}")
-        return cls.from_csr(arrays["indptr"], arrays["indices"], arrays.get("weight"))
+        return cls.from_csr(arrays["indptr"], arrays["indices"], arrays.get("weight"), arrays.get("edge_attr"))
 
     @classmethod
     def _typed(
@@ -189,6 +208,7 @@ class Graph:
         num_nodes: dict[str, int],
         edges: dict[tuple[str, str, str], Tensor],
         weight: dict[tuple[str, str, str], Tensor] | None = None,
+        attr: EdgeFeatures | None = None,
     ) -> Graph:
         """A graph of several relations, each with its [2, E] in the ids of its own types. Nothing is checked."""
         start = dict(zip(num_nodes, [0, *torch.tensor(list(num_nodes.values())).cumsum(0).tolist()], strict=False))
@@ -213,7 +233,8 @@ class Graph:
         ptr = pointer(torch.bincount(row // len(kinds), minlength=n))
         types = Types(start, kinds, tuple(pointer(torch.tensor(many)).tolist()), ptr, own, shift, int(sources[-1]))
         w = None if weight is None else torch.cat([weight[k] for k in kinds])[order]
-        built = cls(indptr, _small(src[order], n), w, _small(order, order.numel()), first, types=types)
+        eid = _small(order, order.numel())
+        built = cls(indptr, _small(src[order], n), w, eid, first, types=types, attr=attr)
         for t in (*(t for _, t in built._tensors()), types.ptr, types.relation, types.shift):
             large_pages(t)
         return built
@@ -235,6 +256,12 @@ class Graph:
         for _, t in built._tensors():
             large_pages(t)
         return built
+
+    def _described_by(self, edge_attr: Any) -> Graph:
+        """The graph with these features of its edges, in the user's own order."""
+        if edge_attr is None:
+            return self
+        return self.replace(attr=EdgeFeatures((edge_features(edge_attr, self.num_edges),), (0,)))
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
@@ -308,6 +335,42 @@ class Graph:
         each = time if rows.target is None else time[rows.target]
         return lower_bound(self.time, self.first[rows.row], self.last[rows.row], each)
 
+    def described(self, block: Block) -> Block:
+        """The block with the features of its edges, where the graph has any."""
+        if self.attr is None:
+            return block
+        if block.relation is None or block.row_ptr is None:
+            return block._replace(attr=tuple(self.attr.rows(r, block.e_id) for r in range(len(self.attr.tables))))
+        each = block.relation[segment_of(block.row_ptr, block.num_edges)]
+        place, ptr = by_relation(each, len(self.relations))
+        parts = enumerate(block.e_id[place].split(ptr.diff().tolist()))
+        return block._replace(attr=tuple(self.attr.rows(r, e_id) for r, e_id in parts))
+
+    def undescribed(self) -> Graph:
+        """The same graph without the features of its edges."""
+        plain = copy.copy(self)
+        plain.attr = None
+        return plain
+
+    @functools.cached_property
+    def attr_sums(self) -> Tensor | None:
+        """[R, D] sum over a row of weight * features of the edge, for a graph of one relation; None without any."""
+        if self.attr is None:
+            return None
+        out = torch.zeros(self.num_rows, *self.attr.widths, device=self.device)
+        for pos in torch.arange(self.num_edges, device=self.device).split(1 << 20):
+            _, e_id, weight = self.at(pos)
+            row = torch.searchsorted(self.indptr, pos, right=True) - 1
+            out.index_add_(0, row, weight.unsqueeze(1) * self.attr.rows(0, e_id))
+        return out
+
+    def at(self, pos: Tensor, span: slice | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(source, number in the user's own order, weight) of the edges at some places of the CSR, `span` where those
+        lie side by side."""
+        of = pos if span is None else span
+        weight = torch.ones(pos.numel(), device=self.device) if self.weight is None else self.weight[of]
+        return self.indices[of].long(), pos if self.eid is None else self.eid[of].long(), weight
+
     def of_relation(self, relation: int) -> Graph:
         """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""
         assert self.types is not None
@@ -321,7 +384,8 @@ class Graph:
         loops.index_add_(0, target, self.first[mine] - self.indptr[mine])
         eid = pos if self.eid is None else self.eid[pos]
         kept = {k: None if v is None else v[pos] for k, v in (("weight", self.weight), ("time", self.time))}
-        return Graph(indptr, self.indices[pos], kept["weight"], eid, indptr[:-1] + loops, time=kept["time"])
+        attr = None if self.attr is None else self.attr.of_relation(relation)
+        return Graph(indptr, self.indices[pos], kept["weight"], eid, indptr[:-1] + loops, time=kept["time"], attr=attr)
 
     def degree(self) -> Tensor:
         """In-degree, self-loops and parallel edges counted."""
@@ -383,7 +447,7 @@ class Graph:
         weight = None if self.weight is None else before(self.weight, torch.ones(n, device=device))
         time = None if self.time is None else before(self.time, torch.zeros(n, device=device))
         last = None if self.ends is None else self.ends + nodes + 1
-        return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1, last, time)
+        return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1, last, time, attr=self.attr)
 
     def hash(self) -> str:
         """A name for the content: equal graphs, equal hashes."""
@@ -391,6 +455,8 @@ class Graph:
         for name, t in self._tensors():
             h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
             h.update(t.detach().cpu().contiguous().numpy().data)
+        for t in () if self.attr is None else self.attr.tables:
+            h.update(f"attr:{tuple(t.shape)}".encode() + t.cpu().contiguous().numpy().tobytes())
         if self.types is not None:
             h.update(repr((self.types.nodes, self.types.relations, self.types.starts)).encode())
             h.update(self.types.ptr.cpu().numpy().tobytes() + self.types.relation.cpu().numpy().tobytes())
@@ -398,7 +464,7 @@ class Graph:
 
     def replace(self, **changes: Any) -> Graph:
         """The same graph with other arrays."""
-        names = ("indptr", "indices", "weight", "eid", "first", "time", "types")
+        names = ("indptr", "indices", "weight", "eid", "first", "time", "types", "attr")
         return Graph(**{**{k: getattr(self, k) for k in names}, "last": self.ends, **changes})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
@@ -406,6 +472,8 @@ class Graph:
         moved: dict[str, Any] = {k: t.to(device, non_blocking=non_blocking) for k, t in self._tensors()}
         if self.types is not None:
             moved["types"] = self.types.to(device)
+        if self.attr is not None:
+            moved["attr"] = self.attr.to(device, non_blocking)
         return self.replace(**moved)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

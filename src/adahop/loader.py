@@ -325,8 +325,14 @@ def _rows(table: RowTable, ids: Tensor) -> Tensor:
 
 def as_blocks(plain: list[Any], device: torch.device) -> list[Block]:
     """Blocks that a checkpoint holds as tuples."""
-    moved = [[t.to(device) if torch.is_tensor(t) else t for t in block] for block in plain]
-    return [cast(Any, Block)(*block) for block in moved]  # states of version 0.1 have fewer fields
+
+    def moved(t: Any) -> Any:
+        if isinstance(t, tuple):
+            return tuple(map(moved, t))
+        return t.to(device) if torch.is_tensor(t) else t
+
+    blocks = [[moved(t) for t in block] for block in plain]
+    return [cast(Any, Block)(*block) for block in blocks]  # states of version 0.1 have fewer fields
 
 
 def _done(value: Made[Drawn]) -> Future[Made[Drawn]]:

@@ -38,6 +38,7 @@ class Messages(NamedTuple):
     kernel: Tensor | None = None  # W where messages are measured after it, the narrower side; None: before
     ends: Ends | None = None  # of attention
     old: tuple[Tensor, Tensor] | None = None
+    edge: Tensor | None = None  # [M, out] what an edge's own features add to W h before the coefficient
     total: Callable[[], Tensor] | None = (
         None  # the sum of h itself where it is more than the messages': a memory had a part in it
     )
@@ -47,9 +48,23 @@ class Messages(NamedTuple):
         h = self.values.rows() if self.kernel is None or not mapped else self.values.mapped(self.kernel)
         return _for_heads(h.detach(), self.coef)
 
+    def per_edge(self) -> Messages:
+        """The same with a value per edge, where features of edges have a part in it."""
+        if self.edge is None:
+            return self
+        assert self.kernel is not None, "features of edges join h after W"
+        return by_edge(self.block, self.coef, self.values.mapped(self.kernel)[self.block.src].detach() + self.edge)
+
     def read(self, reading: Reading) -> Tensor:
         """What a reading says of every edge."""
-        return reading(self)
+        return reading(self.per_edge())
+
+
+def by_edge(block: Block, coef: Tensor, value: Tensor) -> Messages:
+    """Messages coef * value, with a value per edge instead of one per source."""
+    each = torch.arange(block.num_edges, device=value.device)
+    own = block._replace(n_id=block.n_id[block.src], edge_index=torch.stack([each, block.dst]), target=block.targets)
+    return Messages(own, coef, Values(value))
 
 
 class TypedMessages(NamedTuple):
@@ -121,6 +136,7 @@ def estimate(m: Messages, mapped: bool = True) -> Tensor:
     """The sum that the layer formed for its targets; not `mapped`: before its own W."""
     if m.total is not None:
         return m.total().detach()
+    m = m.per_edge() if mapped else m
     return gather(m.value(mapped), m.block, m.coef.detach())
 
 

@@ -18,6 +18,7 @@ from adahop.checks import InputError
 from adahop.config import Config
 from adahop.distributed import team
 from adahop.features import Features, Schema
+from adahop.graph import Graph
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
@@ -98,13 +99,21 @@ def inputs_of(data: NodeData, model: str) -> int | Schema:
     return data.x.schema if typed else data.x.shape[1]
 
 
+def edges_of(graph: Graph) -> int | tuple[int, ...]:
+    """What a model is told of the features of edges."""
+    if graph.attr is None:
+        return 0
+    return graph.attr.widths[0] if graph.types is None else graph.attr.widths
+
+
 def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) -> tuple[models.GNN, Sampler]:
     """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
+    of_model = {"edges": edges_of(data.graph), **config.model_options}
     model = models.make(
         config.model, inputs_of(data, config.model), config.hidden, data.classes, layers=len(config.sizes),
-        arch=config.arch, dropout=config.dropout, **config.model_options,
+        arch=config.arch, dropout=config.dropout, **of_model,
     ).to(config.device)  # fmt: skip
-    graph = data.graph.normalized(*model.graph)
+    graph = (data.graph if of_model["edges"] else data.graph.undescribed()).normalized(*model.graph)
     method = METHODS[config.method].on(model.weights if remembers else OTHER)
     known = {"features": data.x, **model.facts()}
     told = {k: known[k] for k in needs(method, config.method_options)}

@@ -73,14 +73,26 @@ def attended(ends: Ends, block: Block, slope: float, form: str) -> Tensor:
     return attention(leaky_relu(s + t, slope), block, form)
 
 
+def edge_map(features: int, outputs: int) -> nn.Linear | None:
+    """A map of edge features, where edges have any."""
+    return nn.Linear(features, outputs, bias=False) if features else None
+
+
+def checked_features(found: Tensor | None, width: int) -> Tensor:
+    """Features of edges, as many as a map takes."""
+    if found is None or found.shape[1] != width:
+        got = "none" if found is None else found.shape[1]
+        raise InputError(f"`graph` must have {width} features per edge, as the model was made for, got {got}")
+    return found
+
+
 def all_neighbours(graph: Graph, nodes: Tensor) -> Block:
     """All in-edges of some nodes, as a block whose sources are the graph's own ids."""
     many = graph.indptr[nodes + 1] - graph.indptr[nodes]
     row, pos = ops.spans(graph.indptr[nodes], many)
-    src, one = graph.indices[pos].long(), torch.ones(pos.numel(), device=nodes.device)
-    weight = one if graph.weight is None else graph.weight[pos]
+    one, (src, e_id, weight) = torch.ones(pos.numel(), device=nodes.device), graph.at(pos)
     ptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
-    return Block(nodes, nodes.numel(), torch.stack([src, row]), pos, weight, one, one, ptr, pos)
+    return graph.described(Block(nodes, nodes.numel(), torch.stack([src, row]), e_id, weight, one, one, ptr, pos))
 
 
 # --- the sum ---------------------------------------------------------------------------------------------------------
@@ -108,9 +120,12 @@ class Sum(nn.Module):
     ) -> Tensor:
         """rest + the sum of a_ij W h_j: [targets, out], or with heads [targets, heads, out]; own: the targets' h."""
         ends = conv.ends(values, own, block)
-        coef, kernel = conv.coef(ends, block), conv.kernel()
+        coef, kernel, features = conv.coef(ends, block), conv.kernel(), conv.joining(block)
+        if features is not None:
+            rest = conv.beside(rest, segment_sum(coef.unsqueeze(1) * features, block.dst, block.num_dst))
         total = values.sum(block, coef, kernel, rest)
-        conv.note(lambda: Messages(block, coef, values, kernel if conv.narrows() else None, ends))
+        after = kernel if conv.narrows() or features is not None else None
+        conv.note(lambda: Messages(block, coef, values, after, ends, edge=conv.added(features)))
         return total
 
     def rows(self, block: Block) -> Tensor:
@@ -172,6 +187,7 @@ class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Callable[[Any], None]] = []  # of Messages, or of TypedMessages
+        self.edge: nn.Linear | None = None  # U of features of edges: a message is then a_ij (W h_j + U e_ij)
 
     def note(self, messages: Callable[[], Messages | TypedMessages]) -> None:
         """Tell the listeners, if there are any."""
@@ -193,6 +209,30 @@ class Conv(nn.Module):
         """The targets' new h from the sources' and the targets' own."""
         values = h if isinstance(h, Values) else Values(h)
         return self.update(how(self, values, own, block, self.rest(own)), own)
+
+    # --- features of edges -------------------------------------------------------------------------------------------
+
+    def features(self, block: Block) -> Tensor | None:
+        """[M, D] of the edges of a block of one relation; None where the layer reads none."""
+        if self.edge is None:
+            return None
+        return checked_features(None if block.attr is None else block.attr[0], self.edge.in_features)
+
+    def joining(self, block: Block) -> Tensor | None:
+        """Those that join the messages."""
+        return self.features(block)
+
+    @torch.no_grad()
+    def added(self, features: Tensor | None) -> Tensor | None:
+        """U e of every edge."""
+        return None if features is None or self.edge is None else self.edge(features)
+
+    def beside(self, rest: Tensor | None, sums: Tensor | None) -> Tensor | None:
+        """The rest, and U of the sums of a_ij e_ij, where the layer reads features of edges."""
+        if self.edge is None:
+            return rest
+        part = self.edge(checked_features(sums, self.edge.in_features))
+        return part if rest is None else rest + part
 
     # --- what a model writes -----------------------------------------------------------------------------------------
 
@@ -223,7 +263,7 @@ class Conv(nn.Module):
 
 
 class Attention(Conv):
-    """a_ij = softmax over j of a score that both ends have a part in."""
+    """a_ij = softmax over j of a score that both ends have a part in, and U e_ij where edges have features."""
 
     attends = True
     ends_width: int  # numbers that an end brings to a score
@@ -248,9 +288,23 @@ class Attention(Conv):
         assert own is not None
         return Ends(self.target(own), *self.source(values, block))
 
+    def joining(self, block: Block) -> Tensor | None:
+        return None  # scores have them
+
+    def seen(self, ends: Ends, block: Block) -> Ends:
+        """The ends with what the features of the edges between them add to the scores."""
+        features = self.features(block)
+        if features is None or self.edge is None:
+            return ends
+        return Ends(ends.s, ends.over(block)[1] + self.edge(features), by_edge=True)
+
+    def scored(self, ends: Ends, block: Block) -> Tensor:
+        """[M, heads] the scores of a block's edges."""
+        return self.scores(*self.seen(ends, block).over(block))
+
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         assert ends is not None
-        return attention(self.scores(*ends.over(block)), block, self.form)
+        return attention(self.scored(ends, block), block, self.form)
 
 
 # --- dropout ---------------------------------------------------------------------------------------------------------
@@ -359,7 +413,7 @@ class ExactSum(OnGraph, Sum):
             return out if bias is None else out + self.weights[nodes] * bias
 
         conv.note(lambda: certain(block, torch.zeros_like(block.scale), total))
-        return total(conv.kernel(), rest)
+        return total(conv.kernel(), conv.beside(rest, edge_sums(self.graph, nodes)))
 
 
 class ExactAttention(OnGraph, Sum):
@@ -392,7 +446,7 @@ class ExactAttention(OnGraph, Sum):
             every = every._replace(edge_index=torch.stack([place, every.dst]))
             whole = Values(self.x[ids], values.encoder, values.share)
         ends = conv.ends(whole, own, every)
-        coef = attention(conv.scores(*ends.over(every)), every, "softmax")
+        coef = attention(conv.scored(ends, every), every, "softmax")
         sums = whole.summed(every, coef)
 
         def total(kernel: Tensor | None) -> Tensor:
@@ -462,7 +516,11 @@ class Variate(OnGraph, Sum):
         block: Block,
         rest: Tensor | None = None,
     ) -> Tensor:
-        return mapped(self.total(conv, values, own, block), conv.kernel(), rest)
+        return mapped(self.total(conv, values, own, block), conv.kernel(), self.known(conv, block, rest))
+
+    def known(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
+        """What joins the sum and is not left to chance."""
+        return rest
 
     def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
         """The sum of a_ij h_j: of the mean's h from the memory and the sample, then dropout's part, if there is one."""
@@ -522,6 +580,9 @@ class ControlVariate(Variate):
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)
         return Formed(total, coef, lambda: Messages(block, coef, Values(change), total=lambda: total))
+
+    def known(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
+        return conv.beside(rest, edge_sums(self.graph, self.rows(block)))
 
     def take(self, h: Tensor, conv: Conv) -> None:
         super().take(h, conv)
@@ -587,7 +648,7 @@ class AttentionVariate(Variate):
 
     def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
         """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
-        whole, new, gone = (conv.scores(*e.over(b)) for e, b in ((then, every), (ends, block), (stale, block)))
+        whole, new, gone = (conv.scored(e, b) for e, b in ((then, every), (ends, block), (stale, block)))
         return corrected(whole, new, gone, every, block, self.trust)
 
     def settle(self) -> None:
@@ -670,6 +731,11 @@ def build(
             kind = AttentionVariate if conv.attends else ControlVariate
             memories[str(layer)] = kind(graph, width, parts[-1], dtype, each[layer], storage)
     return nn.ModuleDict(memories).to(x.device)
+
+
+def edge_sums(graph: Graph, rows: Tensor) -> Tensor | None:
+    """Sums over whole rows of weight * features of the edge: constants, whatever is drawn. None without features."""
+    return None if graph.attr_sums is None else graph.attr_sums[rows]
 
 
 @torch.no_grad()

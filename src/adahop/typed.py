@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from adahop.block import Block
-from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, in_range, node_ids, one_of
+from adahop.checks import (
+    InputError,
+    KindError,
+    as_tensor,
+    count,
+    edge_features,
+    edge_weights,
+    in_range,
+    node_ids,
+    one_of,
+)
 from adahop.ops import pointer
 
 if TYPE_CHECKING:
@@ -142,6 +152,37 @@ class Types(NamedTuple):
         )
 
 
+class EdgeFeatures(NamedTuple):
+    """Features of edges in the user's own order: a table per relation, of no columns where it has none.
+
+    >>> EdgeFeatures((torch.ones(2, 3),), (0,)).rows(0, torch.tensor([1, 2]))
+    tensor([[1., 1., 1.],
+            [0., 0., 0.]])
+    """
+
+    tables: tuple[Tensor, ...]
+    starts: tuple[int, ...]  # the number of each relation's first edge
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many features an edge of each relation has."""
+        return tuple(table.shape[1] for table in self.tables)
+
+    def rows(self, relation: int, e_id: Tensor) -> Tensor:
+        """Those of some edges of a relation; self-loops that a normalised graph adds have zeros."""
+        table, at = self.tables[relation], e_id.long() - self.starts[relation]
+        if not len(table):
+            return table.new_zeros(at.numel(), table.shape[1])
+        return table[at.clamp(max=len(table) - 1)] * (at < len(table)).unsqueeze(1)
+
+    def of_relation(self, relation: int) -> EdgeFeatures:
+        """The table of one relation; its edges keep their numbers."""
+        return EdgeFeatures((self.tables[relation],), (self.starts[relation],))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> EdgeFeatures:
+        return self._replace(tables=tuple(t.to(device, non_blocking=non_blocking) for t in self.tables))
+
+
 class TypedBatch(NamedTuple):
     """A batch by type and relation, nodes and edges in the order of the hops that found them.
 
@@ -215,9 +256,10 @@ class Edged(NamedTuple):
     num_nodes: dict[str, int]
     edge_index: dict[Relation, Tensor]
     weight: dict[Relation, Tensor] | None
+    attr: EdgeFeatures | None
 
 
-def check_relations(num_nodes: Any, edge_index: Any, weight: Any = None) -> Edged:
+def check_relations(num_nodes: Any, edge_index: Any, weight: Any = None, edge_attr: Any = None) -> Edged:
     """Dictionaries as users have them; everything is checked before anything is built."""
     if not isinstance(num_nodes, Mapping) or not num_nodes or not all(isinstance(t, str) for t in num_nodes):
         raise KindError(f"`num_nodes` must be a dict from node types to counts, got {type(num_nodes).__name__}")
@@ -231,18 +273,34 @@ def check_relations(num_nodes: Any, edge_index: Any, weight: Any = None) -> Edge
         for part in (key[0], key[2]):
             one_of(part, sizes, f"edge_index[{key}]'s node type")
         edges[key] = _pairs(pairs, sizes[key[0]], sizes[key[2]], f"edge_index[{key}]")
-    if weight is None:
-        return Edged(sizes, edges, None)
-    if not isinstance(weight, Mapping):
-        raise KindError(f"`weight` must be a dict from relations to weights, got {type(weight).__name__}")
-    for key in weight:
+    each = None
+    if weight is not None:
+        _by_relation(weight, edges, "weight")
+        for key in edges:
+            if key not in weight:
+                raise InputError(f"`weight` must have an entry for every relation, got none for {key}")
+        each = {k: edge_weights(weight[k], e.shape[1], f"weight[{k}]") for k, e in edges.items()}
+    return Edged(sizes, edges, each, _features(edge_attr, edges))
+
+
+def _features(edge_attr: Any, edges: dict[Relation, Tensor]) -> EdgeFeatures | None:
+    """Tables of edge features, of no columns for relations that are left out."""
+    if edge_attr is None:
+        return None
+    _by_relation(edge_attr, edges, "edge_attr")
+    tables = [
+        edge_features(edge_attr[k], e.shape[1], f"edge_attr[{k}]") if k in edge_attr else torch.zeros(e.shape[1], 0)
+        for k, e in edges.items()
+    ]
+    return EdgeFeatures(tuple(tables), tuple(itertools.accumulate((len(t) for t in tables[:-1]), initial=0)))
+
+
+def _by_relation(values: Any, edges: dict[Relation, Tensor], what: str) -> None:
+    if not isinstance(values, Mapping):
+        raise KindError(f"`{what}` must be a dict from relations to values, got {type(values).__name__}")
+    for key in values:
         if key not in edges:
-            raise unknown(key, edges, "weight")
-    for key in edges:
-        if key not in weight:
-            raise InputError(f"`weight` must have an entry for every relation, got none for {key}")
-    each = {k: edge_weights(weight[k], e.shape[1], f"weight[{k}]") for k, e in edges.items()}
-    return Edged(sizes, edges, each)
+            raise unknown(key, edges, what)
 
 
 def _kind(value: Any) -> str:
@@ -262,8 +320,9 @@ def _pairs(values: Any, sources: int, targets: int, what: str) -> Tensor:
     return ei.long()
 
 
-def of_hetero(data: HeteroData) -> Edged:
-    """The types, edges and weights of a PyG HeteroData; where some relations have an `edge_weight`, others count 1."""
+def of_hetero(data: HeteroData, edge_attr: bool = True) -> Edged:
+    """The types, edges, weights and features of edges (`edge_attr`) of a PyG HeteroData; where some relations have an
+    `edge_weight`, others count 1."""
     if not data.edge_types:
         raise InputError("`data` must have at least one relation with an `edge_index`, got none")
     names = [*data.node_types, *(part for a, _, b in data.edge_types for part in (a, b))]
@@ -277,7 +336,7 @@ def of_hetero(data: HeteroData) -> Edged:
             if rows != many:
                 raise InputError(f"`data['{name}'].x` must have a row per node of its type, {many} in all, got {rows}")
             sizes[name] = int(many)
-    edges, weight = {}, {}
+    edges, weight, attr = {}, {}, {}
     for relation in data.edge_types:
         pairs = data[relation].get("edge_index")
         if pairs is None:
@@ -285,6 +344,8 @@ def of_hetero(data: HeteroData) -> Edged:
         edges[relation] = pairs
         if data[relation].get("edge_weight") is not None:
             weight[relation] = data[relation].edge_weight
+        if edge_attr and data[relation].get("edge_attr") is not None:
+            attr[relation] = data[relation].edge_attr
     if weight:
         weight = {k: weight.get(k, torch.ones(e.shape[1])) for k, e in edges.items()}
-    return check_relations(sizes, edges, weight or None)
+    return check_relations(sizes, edges, weight or None, attr or None)

@@ -63,6 +63,9 @@ def train(
     heads: Annotated[int | None, option("Of a gat, gatv2 or rgat (default 1) or an hgt (default 4).")] = None,
     conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
     bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
+    edges: Annotated[
+        int | None, option("Features of an edge that the model reads; 0: none; default all that the data set has.")
+    ] = None,
     score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
     attention: Annotated[
         str | None, option("Of a gat, gatv2 or geniepath: self-normalised (default), paper or softmax.")
@@ -175,7 +178,8 @@ def convert(
 ) -> None:
     """Check the files of a graph and write them as one .npz for `--dataset`.
 
-    Edges: .csv, .tsv, .txt (also .gz) or .parquet with columns src, dst and optionally weight, header or not.
+    Edges: .csv, .tsv, .txt (also .gz) or .parquet with columns src, dst and optionally weight, header or not; columns
+    whose names begin with attr are features of the edges.
     Features: .npy, scipy's .npz or a table. Labels: .npy or a table with a label, or id and label, per row.
     A typed graph: edge__SRC__REL__DST=edges.csv for each relation, x__TYPE=features.csv and y__TYPE=labels.csv.
     """

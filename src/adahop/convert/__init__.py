@@ -182,13 +182,13 @@ def _random_split(y: np.ndarray, how: str, seed: int) -> dict[str, np.ndarray]:
 
 def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], Dataset]:
     n = raw.x.shape[0]
-    src, dst, weight = _ordered(raw, n, undirected)
+    order, src, dst = _ordered(raw, n, undirected)
+    weight, attr = (None if t is None else t[order] for t in (raw.weight, raw.attr))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
     a: dict[str, np.ndarray] = {"indptr": indptr, "indices": src.astype(np.int32 if n < 2**31 else np.int64)}
-    if weight is not None:
-        a["weight"] = weight
+    a |= {k: t for k, t in (("weight", weight), ("edge_attr", attr)) if t is not None}
     assert raw.splits is not None
-    checked = make(name, Graph.from_csr(indptr, src, weight), raw.x, raw.y, raw.splits, len(raw.classes) or None)
+    checked = make(name, Graph.from_csr(indptr, src, weight, attr), raw.x, raw.y, raw.splits, len(raw.classes) or None)
     a |= _features(raw.x) | _labels(raw.y)
     a |= {f"{part}_idx": np.sort(ids).astype(np.int64) for part, ids in raw.splits.items()}
     if raw.names is not None:
@@ -196,19 +196,17 @@ def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray],
     return a, checked
 
 
-def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Edges by target, then source."""
-    src, dst, weight = raw.src, raw.dst, raw.weight
+def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(which of the source's edges, src, dst) of the edges by target, then source."""
+    src, dst, edge = raw.src, raw.dst, np.arange(len(raw.src))
     if undirected:
-        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        weight = None if weight is None else np.concatenate([weight, weight])
-    keys = (src, dst) if weight is None or not undirected else (-weight, src, dst)
+        src, dst, edge = np.concatenate([src, dst]), np.concatenate([dst, src]), np.concatenate([edge, edge])
+    keys = (src, dst) if raw.weight is None or not undirected else (-raw.weight[edge], src, dst)
     order = np.lexsort(keys)
-    src, dst = src[order], dst[order]
-    keep: Any = slice(None)
     if undirected and len(src):
-        keep = np.concatenate([[True], (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])])
-    return src[keep], dst[keep], None if weight is None else weight[order][keep]
+        fresh = (src[order][1:] != src[order][:-1]) | (dst[order][1:] != dst[order][:-1])
+        order = order[np.concatenate([[True], fresh])]
+    return edge[order], src[order], dst[order]
 
 
 def _features(x: np.ndarray) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,33 +37,46 @@ class Ids:
         return ids
 
 
-def read_edges(path: Path, ids: Ids, tell: Tell | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The positions of the two ends of every edge, and its weight where there is one."""
-    table = edge_columns(path, ids.kind, tell)
-    src, dst = (ids.of(table, c[:, 0]) for c in table.columns[:2])
-    return src, dst, refuse_weights(table, table.columns[2][:, 0]) if len(table.columns) > 2 else None
+class EdgeTable(NamedTuple):
+    """The two ends of every edge as the file has them, its weight and its features where there are any."""
+
+    table: Columns
+    ends: tuple[np.ndarray, np.ndarray]
+    weight: np.ndarray | None
+    attr: np.ndarray | None
+
+    def places(self, source: Ids, target: Ids) -> np.ndarray:
+        """[2, E] the positions of both ends."""
+        return np.stack([ids.of(self.table, end) for ids, end in zip((source, target), self.ends, strict=True)])
 
 
-def refuse_weights(table: Columns, weight: np.ndarray) -> np.ndarray:
-    """The weights, each of them finite and not negative."""
-    _refuse(table, ~(np.isfinite(weight) & (weight >= 0)), "a weight must be finite and not negative", weight)
-    return weight
-
-
-def edge_columns(path: Path, kind: str, tell: Tell | None = None) -> Columns:
-    """Columns src, dst and optionally weight, by name or, without a header, by position; ids of a `kind` of field."""
+def edge_table(path: Path, kind: str, tell: Tell | None = None) -> EdgeTable:
+    """Columns src, dst, optionally weight, by name or, without a header, by position; columns whose names begin with
+    attr are the edge's features. Ids are of a `kind` of field."""
+    weighted, described = False, False
 
     def choose(head: Head) -> list[Field]:
+        nonlocal weighted, described
         at = [head.find("src", "source", "from"), head.find("dst", "target", "to"), head.find("weight", "w")]
         if head.names is None:
             at = [0, 1, 2 if len(head.first) > 2 else None][: max(len(head.first), 1)]
         if len(at) < 2 or at[0] is None or at[1] is None:
             got = ", ".join(head.names or head.first)
             raise InputError(f"{path} must have the columns src and dst, and weight where there is one, got {got}")
-        kinds = (kind, kind, "real")
-        return [Field([c], k) for c, k in zip(at, kinds, strict=False) if c is not None]
+        features = [i for i, name in enumerate(head.names or ()) if name.startswith("attr")]
+        weighted, described = len(at) > 2 and at[2] is not None, bool(features)
+        fields = [Field([c], k) for c, k in zip(at, (kind, kind, "real"), strict=False) if c is not None]
+        return [*fields, Field(features, "real")] if described else fields
 
-    return read(path, choose, kind == "text", tell)
+    table = read(path, choose, kind == "text", tell)
+    columns = table.columns
+    weight, attr = columns[2][:, 0] if weighted else None, columns[-1] if described else None
+    if weight is not None:
+        bad = ~(np.isfinite(weight) & (weight >= 0))
+        _refuse(table, bad, "a weight must be finite and not negative", weight)
+    if attr is not None:
+        _refuse(table, ~np.isfinite(attr), "features must be finite", attr)
+    return EdgeTable(table, (columns[0][:, 0], columns[1][:, 0]), weight, attr)
 
 
 def read_features(path: Path, tell: Tell | None = None) -> tuple[Columns | None, Any]:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from adahop.checks import InputError
+from adahop.checks import InputError, edge_features
 from adahop.convert.parts import (
     PARTS,
     Ids,
     classes_of,
+    edge_table,
     placed,
-    read_edges,
     read_features,
     read_labels,
     read_splits,
@@ -38,6 +38,7 @@ class Raw:
     splits: dict[str, np.ndarray] | None = None
     names: np.ndarray | None = None
     classes: list[str] = field(default_factory=list)
+    attr: np.ndarray | None = None
 
 
 def from_tables(
@@ -50,8 +51,9 @@ def from_tables(
     told = Ids(label_names, n)
     if table is not None and len(table.columns) > 1:  # it has an id column of its own
         x = placed(told, table, table.columns[0][:, 0], x)
-    src, dst, weight = read_edges(edges, told, tell)
-    return Raw(src, dst, weight, x, y, None, label_names, classes), told
+    found = edge_table(edges, told.kind, tell)
+    src, dst = found.places(told, told)
+    return Raw(src, dst, found.weight, x, y, None, label_names, classes, found.attr), told
 
 
 def from_ogb(folder: Path, tell: Tell | None = None) -> tuple[Raw, Ids]:
@@ -65,7 +67,7 @@ def from_ogb(folder: Path, tell: Tell | None = None) -> tuple[Raw, Ids]:
     ids = Ids(None, len(x))
     table = read(files["node-label"], lambda head: [Field(list(range(len(head.first))), "real")], False, tell)
     y = rows_of(files["node-label"], classes_of(table)[0], len(x))
-    src, dst, _ = read_edges(files["edge"], ids, tell)
+    src, dst = edge_table(files["edge"], ids.kind, tell).places(ids, ids)
     schemes = sorted(p for p in (folder / "split").glob("*") if p.is_dir())
     if len(schemes) > 1:
         raise InputError(f"{folder / 'split'} must hold one split, got {', '.join(p.name for p in schemes)}")
@@ -91,5 +93,7 @@ def from_saved(path: Path) -> tuple[Raw, Ids]:
     y = data.y[:, 0] if data.y.dim() == 2 and data.y.shape[1] == 1 else data.y
     y = torch.nan_to_num(y, nan=-1.0).long() if y.is_floating_point() else y.long()
     weight = None if weight is None else weight.detach().numpy().reshape(-1).astype(np.float32)
-    x = data.x.detach().float().numpy()
-    return Raw(edges[0], edges[1], weight, x, rows_of(path, y.numpy(), len(x)), splits), Ids(None, len(x))
+    x, attr = data.x.detach().float().numpy(), getattr(data, "edge_attr", None)
+    attr = None if attr is None else edge_features(attr.detach(), edges.shape[1]).numpy()
+    y = rows_of(path, y.numpy(), len(x))
+    return Raw(edges[0], edges[1], weight, x, y, splits, attr=attr), Ids(None, len(x))

@@ -13,14 +13,14 @@ from torch_geometric.data import HeteroData
 from adahop.checks import InputError, count, one_of
 from adahop.convert.parts import (
     PARTS,
+    EdgeTable,
     Ids,
     classes_of,
-    edge_columns,
+    edge_table,
     label_table,
     placed,
     read_features,
     read_splits,
-    refuse_weights,
     rows_of,
 )
 from adahop.convert.tables import Columns, Tell
@@ -93,15 +93,14 @@ def from_typed_tables(given: NamedFiles, names: bool, tell: Tell | None = None) 
     """Edges, features and labels, every id checked. Without `names`, ids count the rows of a type's features."""
     features = {kind: read_features(path, tell) for kind, path in given.x.items()}
     labels = {kind: label_table(path, names, tell) for kind, path in given.y.items()}
-    edges = {relation: edge_columns(path, "text" if names else "whole", tell) for relation, path in given.edges.items()}
+    edges = {relation: edge_table(path, "text" if names else "whole", tell) for relation, path in given.edges.items()}
     kinds = list(dict.fromkeys(part for a, _, b in edges for part in (a, b)))
     ids = {kind: _ids(kind, given, features, labels, edges, names) for kind in kinds}
     a: dict[str, np.ndarray] = {}
-    for relation, table in edges.items():
-        ends = (ids[part].of(table, column[:, 0]) for part, column in zip(relation[::2], table.columns, strict=False))
-        a["edge__" + "__".join(relation)] = np.stack(list(ends))
-        if len(table.columns) > 2:
-            a["weight__" + "__".join(relation)] = refuse_weights(table, table.columns[2][:, 0])
+    for relation, found in edges.items():
+        name = "__".join(relation)
+        a[f"edge__{name}"] = found.places(ids[relation[0]], ids[relation[2]])
+        a |= {f"{k}__{name}": t for k, t in (("weight", found.weight), ("attr", found.attr)) if t is not None}
     for kind, (head, x) in features.items():
         if head is None or len(head.columns) == 1:
             a[f"x__{kind}"] = rows_of(given.x[kind], x, ids[kind].n)
@@ -122,13 +121,13 @@ def _ids(
     given: NamedFiles,
     features: Mapping[str, tuple[Columns | None, np.ndarray]],
     labels: Mapping[str, Columns],
-    edges: Mapping[Relation, Columns],
+    edges: Mapping[Relation, EdgeTable],
     names: bool,
 ) -> Ids:
     """The ids of a type: those of its features, else of its labels, else those that its edges have."""
     table, x = features.get(kind, (None, None))
     own = [t for t in (table, labels.get(kind)) if t is not None and len(t.columns) > 1]
-    ends = [t.columns[i][:, 0] for r, t in edges.items() for i, part in enumerate(r[::2]) if part == kind]
+    ends = [t.ends[i] for r, t in edges.items() for i, part in enumerate(r[::2]) if part == kind]
     if names:
         found = own[0].columns[0][:, 0] if own else np.concatenate(ends)
         unique = np.array(list(dict.fromkeys(map(str, found.tolist()))), object)
@@ -157,6 +156,8 @@ def from_saved_typed(path: Path) -> tuple[Tabled, dict[str, np.ndarray] | None]:
         a[f"edge__{name}"] = checked[relation].edge_index.numpy()
         if checked[relation].get("edge_weight") is not None:
             a[f"weight__{name}"] = checked[relation].edge_weight.detach().numpy().reshape(-1)
+        if checked[relation].get("edge_attr") is not None:
+            a[f"attr__{name}"] = checked[relation].edge_attr.detach().numpy()
     for kind in checked.node_types:
         if checked[kind].get("x") is not None:
             a[f"x__{kind}"] = checked[kind].x.detach().numpy()
@@ -176,8 +177,9 @@ def with_reverse_edges(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if name.startswith("edge__"):
             _, source, relation, target = name.split("__")
             back[f"edge__{target}__rev_{relation}__{source}"] = pairs[::-1].copy()
-            if (weight := a.get(f"weight__{name[6:]}")) is not None:
-                back[f"weight__{target}__rev_{relation}__{source}"] = weight
+            for head in ("weight", "attr"):
+                if (values := a.get(f"{head}__{name[6:]}")) is not None:
+                    back[f"{head}__{target}__rev_{relation}__{source}"] = values
     return {**a, **back}
 
 

@@ -68,7 +68,7 @@ class Dataset(Data):
     def subgraph(self, subset: Tensor) -> Dataset:
         """The induced subgraph, `graph` included."""
         out = super().subgraph(subset)
-        out.graph = Graph.from_edge_index(out.edge_index, out.edge_weight, num_nodes=out.x.shape[0])
+        out.graph = Graph.from_edge_index(out.edge_index, out.edge_weight, out.x.shape[0], out.edge_attr)
         return out
 
 
@@ -100,6 +100,7 @@ def make(
         metric=metric or ("micro-f1" if task == "multilabel" else "accuracy"),
         classes=classes,
         note=note,
+        **({} if graph.attr is None else {"edge_attr": graph.attr.tables[0]}),
     )
 
 

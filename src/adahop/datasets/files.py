@@ -23,17 +23,39 @@ from adahop.graph import Graph
 from adahop.mapped import MappedGraph
 from adahop.mapped.data import SPLITS
 from adahop.mapped.folder import MANIFEST
-from adahop.typed import Relation, Types
+from adahop.typed import EdgeFeatures, Relation, Types
 
 ARRAYS = (
-    *("indptr", "indices", "weight", "x", "x_indptr", "x_indices", "x_data", "x_shape", "y", "y_packed", "y_shape"),
+    *(
+        "indptr",
+        "indices",
+        "weight",
+        "edge_attr",
+        "x",
+        "x_indptr",
+        "x_indices",
+        "x_data",
+        "x_shape",
+        "y",
+        "y_packed",
+        "y_shape",
+    ),
     *("train_idx", "val_idx", "test_idx", "meta"),
 )
 PARTS = ("", "_indptr", "_indices", "_data", "_shape")  # of a matrix, dense or sparse
-TYPED = ("edge__", "weight__", "x__", "y__", "train_", "val_", "test_")  # how the arrays of a typed graph begin
+TYPED = (
+    "edge__",
+    "weight__",
+    "attr__",
+    "x__",
+    "y__",
+    "train_",
+    "val_",
+    "test_",
+)  # how the arrays of a typed graph begin
 PLAIN = [
     *(Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage, Dataset, Graph),
-    *(HeteroData, TypedDataset, Types),
+    *(HeteroData, TypedDataset, Types, EdgeFeatures),
 ]
 
 
@@ -67,7 +89,7 @@ def _npz(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
         raise InputError(f"a split must be left out, as the file has one, got '{split}'")
     a = _plain(a)
     meta = _meta(a)
-    graph = Graph.from_csr(a["indptr"], a["indices"], a.get("weight"))
+    graph = Graph.from_csr(a["indptr"], a["indices"], a.get("weight"), a.get("edge_attr"))
     note = "rebuilt labels" if "rebuilt" in str(meta.get("note", "")) else ""
     return _made(path, graph, features_in(a), _targets(a), a, meta, note=note), "auto"
 
@@ -148,8 +170,9 @@ def _targets(a: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDataset:
-    """Arrays edge__SRC__REL__DST [2, E] and perhaps weight__SRC__REL__DST; x__TYPE, or sparse x__TYPE_indptr and so on;
-    y__TYPE; train_idx, or train_SPLIT of several. `meta` has the number of `nodes` of each type, and may name `target`.
+    """Arrays edge__SRC__REL__DST [2, E], perhaps weight__ and attr__ of the same name; x__TYPE, or sparse
+    x__TYPE_indptr and so on; y__TYPE; train_idx, or train_SPLIT of several. `meta` has the number of `nodes` of each
+    type, and may name `target`.
 
     Every relation that is not there both ways gets its reverse, unless `meta` says "directed".
     """
@@ -164,8 +187,9 @@ def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDa
         if key.startswith("edge__"):
             store = data[_relation(key, nodes)]
             store.edge_index = torch.as_tensor(a[key])
-            if f"weight__{key[6:]}" in a:
-                store.edge_weight = torch.as_tensor(a[f"weight__{key[6:]}"])
+            for head in ("weight", "attr"):
+                if f"{head}__{key[6:]}" in a:
+                    store[f"edge_{head}"] = torch.as_tensor(a[f"{head}__{key[6:]}"])
         elif key.startswith(("x__", "y__")):
             kind, part = _part(key, nodes)
             if key.startswith("x__") and part in ("", "_indptr"):
@@ -265,8 +289,8 @@ def _pt(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
     if lacking:
         raise InputError(f"the saved Data must have the tensors {', '.join(lacking)}, got {', '.join(data.keys())}")
     splits = {part: _mask(data[f"{part}_mask"]) for part in SPLITS}
-    weight = getattr(data, "edge_weight", None)
-    graph = Graph.from_edge_index(data.edge_index, weight, num_nodes=data.x.shape[0])
+    weight, attr = (getattr(data, name, None) for name in ("edge_weight", "edge_attr"))
+    graph = Graph.from_edge_index(data.edge_index, weight, data.x.shape[0], attr)
     out = make(path.stem, graph, data.x, data.y, splits)
     if weight is not None:
         out.edge_weight = weight

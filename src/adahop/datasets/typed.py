@@ -153,8 +153,9 @@ def with_reverses(data: HeteroData) -> HeteroData:
         if not _reversed(data, source, target, store.edge_index):
             back = data[target, f"{REVERSE}{name}", source]
             back.edge_index = store.edge_index.flip(0)
-            if store.get("edge_weight") is not None:
-                back.edge_weight = store.edge_weight
+            for name in ("edge_weight", "edge_attr"):
+                if store.get(name) is not None:
+                    back[name] = store[name]
     return data
 
 

@@ -6,14 +6,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import leaky_relu
 
 from adahop.block import Block
 from adahop.checks import InputError, count, node_ids
 from adahop.diagnostics.frozen import frozen, heard_by, twin
 from adahop.features import Values
 from adahop.graph import Graph
-from adahop.messages import Messages
+from adahop.messages import Ends, Messages
 from adahop.models import GAT, GATConv
 from adahop.ops import segment_max, segment_sum
 from adahop.samplers import Sampler
@@ -71,10 +70,10 @@ def _square(model: GAT, layer: int, h: Tensor, block: Block, graph: Graph) -> fl
     u, v = conv.directions()
     s, t = own @ u.t(), h @ v.t()
     edges = all_neighbours(graph, block.n_id[:n])
-    every = leaky_relu(s[edges.dst] + t[edges.src], conv.slope)
+    every = conv.scored(Ends(s, t), edges)
     top = segment_max(every, edges.dst, n)
     true = segment_sum((every - top[edges.dst]).exp(), edges.dst, n).log() + top
-    score = leaky_relu(s[block.dst] + t[block.n_id[block.src]], conv.slope)
+    score = conv.scored(Ends(s, t[block.n_id]), block)
     scale = torch.zeros_like(block.scale) if memory is None and conv.form == "softmax" else block.scale.log()
     made = torch.where(coef > 0, score + scale.unsqueeze(1) - coef.log(), -torch.inf)
     made = segment_max(made, block.dst, n)

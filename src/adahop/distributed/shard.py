@@ -26,6 +26,7 @@ def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
     neighbours together. `load` takes the folder as well: it is a data set like others.
     """
     one_of(how, HOW, "partition")
+    _no_features("attr" if data.graph.attr is not None else None)
     n = data.graph.num_nodes
     if not 1 <= count(parts, 1, "parts") <= n:
         raise InputError(f"`parts` must be no more than the {n} nodes, got {parts}")
@@ -36,6 +37,11 @@ def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
         order, cuts = torch.arange(n), bounds(data.graph.indptr, data.x.shape[1], parts)
     save(data, out, order, partition=how, bounds=cuts)
     return cuts
+
+
+def _no_features(attr: object) -> None:
+    if attr is not None:
+        raise InputError("`data` must have no `edge_attr` to be cut into parts, got a graph with features of edges")
 
 
 def bounds(indptr: Tensor, width: int, parts: int) -> list[int]:
@@ -70,6 +76,7 @@ class Shard:
 
     def __init__(self, folder: str | Path, rank: int, size: int, how: str = "range"):
         arrays, meta = read(Path(folder))
+        _no_features(arrays.get("attr"))
         cut = meta.get("bounds")
         if cut is None and how == "range":
             cut = bounds(arrays["indptr"], arrays["x"].shape[1], size)

@@ -42,6 +42,8 @@ def save(data: NodeData, out: str | Path, order: Tensor | None = None, **more: A
 def save_graph(graph: Graph, folder: Folder) -> None:
     for name, t in graph._tensors():
         folder.save(name, t)
+    if graph.attr is not None:
+        folder.save("attr", graph.attr.tables[0])
 
 
 def renumbered(g: Graph, order: Tensor) -> Graph:
@@ -56,4 +58,5 @@ def renumbered(g: Graph, order: Tensor) -> Graph:
     weight = None if g.weight is None else g.weight[old]
     small = torch.int32 if g.num_edges < 2**31 else torch.int64
     place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
-    return Graph(indptr, place[g.indices[old].long()].to(g.indices.dtype), weight, eid.to(small), first)
+    indices = place[g.indices[old].long()].to(g.indices.dtype)
+    return Graph(indptr, indices, weight, eid.to(small), first, attr=g.attr)

@@ -17,6 +17,7 @@ from torch import Tensor
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.mapped.folder import MANIFEST, Folder, cache, manifest, read
+from adahop.typed import EdgeFeatures
 
 ARRAYS = ("indptr", "indices", "weight", "eid", "first")
 EDGES = 1 << 22  # edges at once
@@ -30,6 +31,8 @@ class MappedGraph(Graph):
 
     def __init__(self, home: Path, arrays: dict[str, Tensor], name: str):
         super().__init__(*(arrays.get(k) for k in ARRAYS))  # type: ignore[arg-type]
+        if "attr" in arrays:
+            self.attr = EdgeFeatures((arrays["attr"],), (0,))
         self.home, self.name = home, name
 
     @classmethod
@@ -42,7 +45,7 @@ class MappedGraph(Graph):
         for name in ("indptr", "indices", "first"):
             if name not in arrays:
                 raise InputError(f"{home} must hold the array {name}, got {', '.join(arrays) or 'none'}")
-        known = {k: v["crc32"] for k, v in manifest(home)[0].items() if k in ARRAYS}
+        known = {k: v["crc32"] for k, v in manifest(home)[0].items() if k in (*ARRAYS, "attr")}
         name = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=16).hexdigest()
         return cls(home, arrays, name)
 
@@ -63,6 +66,8 @@ class MappedGraph(Graph):
             _write(self, home, kind, self_loops)
         arrays = read(home)[0]
         rest = {k: t for k, t in self._tensors() if k not in arrays}  # without loops only the weights are new
+        if self.attr is not None:
+            rest["attr"] = self.attr.tables[0]
         return MappedGraph(home, {**rest, **arrays}, f"{self.name}-{home.name}")
 
     def _kept(self, part: str) -> Path:

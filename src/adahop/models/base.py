@@ -36,7 +36,8 @@ class GNN(nn.Module):
 
     arch="residual": z = linear(x), h <- tanh(conv(h) + z), outputs linear(h) (the skeleton of the paper's own code).
     `activation` (relu, elu or tanh) replaces either's own.
-    `graph` says how the model wants its graph normalised: (kind, self_loops).
+    `graph` says how the model wants its graph normalised: (kind, self_loops). `edges` are the features of an edge that
+    it reads, none unless told: U e_ij joins the message, or the score where there is attention.
     """
 
     graph: tuple[str, bool] = ("row", True)
@@ -55,9 +56,11 @@ class GNN(nn.Module):
         arch: str = "residual",
         dropout: float = 0.0,
         activation: str | None = None,
+        edges: int = 0,
         **options: Any,
     ):
         super().__init__()
+        self.edges = count(edges, 0, "edges")
         self.arch = one_of(arch, ("plain", "residual"), "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
         name = activation if activation is not None else ("tanh" if arch == "residual" else self.activation)

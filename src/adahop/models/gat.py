@@ -11,7 +11,7 @@ from adahop.checks import InputError, count, one_of
 from adahop.features import Values
 from adahop.messages import Ends
 from adahop.models.base import GNN
-from adahop.sum import Attention, Conv, attended
+from adahop.sum import Attention, Conv, attended, edge_map
 
 
 class GATConv(Attention):
@@ -29,6 +29,7 @@ class GATConv(Attention):
         mean: bool = False,
         score: str = "leaky_relu",
         form: str = "self-normalised",
+        edges: int = 0,
     ):
         super().__init__(form)
         if not mean and outputs % heads:
@@ -43,6 +44,7 @@ class GATConv(Attention):
         nn.init.xavier_uniform_(self.linear.weight)
         for a in (self.dst, self.src):
             nn.init.xavier_uniform_(a) if self.narrow else nn.init.normal_(a, std=inputs**-0.5)
+        self.edge = edge_map(edges, heads)
 
     def kernel(self) -> Tensor:
         return self.linear.weight.view(self.heads, self.width, -1)
@@ -71,7 +73,7 @@ class GATConv(Attention):
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         assert ends is not None
-        return attended(ends, block, self.slope, self.form)
+        return attended(self.seen(ends, block), block, self.slope, self.form)
 
     def update(self, total: Tensor, own: Tensor | None) -> Tensor:
         return (total.mean(1) if self.mean else total.flatten(1)) + self.bias
@@ -95,7 +97,7 @@ class GAT(GNN):
         return {"heads": first.heads, "slope": first.slope}
 
     def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
-        return GATConv(inputs, outputs, mean=last, **options)
+        return GATConv(inputs, outputs, mean=last, edges=self.edges, **options)
 
 
 class GATv2Conv(Attention):
@@ -106,7 +108,15 @@ class GATv2Conv(Attention):
 
     slope = 0.2
 
-    def __init__(self, inputs: int, outputs: int, heads: int = 1, mean: bool = False, form: str = "self-normalised"):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        heads: int = 1,
+        mean: bool = False,
+        form: str = "self-normalised",
+        edges: int = 0,
+    ):
         super().__init__(form)
         if not mean and outputs % heads:
             raise InputError(f"`hidden` must be divisible by the {heads} heads, got {outputs}")
@@ -118,6 +128,7 @@ class GATv2Conv(Attention):
         self.bias = nn.Parameter(torch.zeros(outputs))
         for weight in (self.linear.weight, self.dst.weight, self.score):
             nn.init.xavier_uniform_(weight)
+        self.edge = edge_map(edges, self.ends_width)
 
     def kernel(self) -> Tensor:
         return self.linear.weight.view(self.heads, self.width, -1)
@@ -156,10 +167,11 @@ class GATv2(GNN):
         activation: str | None = None,
         heads: int = 1,
         attention: str = "self-normalised",
+        edges: int = 0,
     ):
         options = {"heads": count(heads, 1, "heads"), "form": attention}
-        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, **options)
+        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, edges, **options)
         self.edge_width = hidden
 
     def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
-        return GATv2Conv(inputs, outputs, mean=last, **options)
+        return GATv2Conv(inputs, outputs, mean=last, edges=self.edges, **options)

@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 from adahop.checks import one_of
 from adahop.models.base import GNN
-from adahop.sum import Conv
+from adahop.sum import Conv, edge_map
 
 
 class GCNConv(Conv):
-    """W sum a_ij h_j + b."""
+    """W sum a_ij h_j + b; with features of edges, sum a_ij (W h_j + U e_ij) + b."""
 
     reads_own = False
 
-    def __init__(self, inputs: int, outputs: int):
+    def __init__(self, inputs: int, outputs: int, edges: int = 0):
         super().__init__()
-        self.linear = nn.Linear(inputs, outputs)
+        self.linear, self.edge = nn.Linear(inputs, outputs), edge_map(edges, outputs)
 
     def kernel(self) -> Tensor:
         return self.linear.weight
@@ -35,15 +35,16 @@ class GCN(GNN):
         self.graph = (one_of(norm, ("row", "sym"), "norm"), True)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
-        return GCNConv(inputs, outputs)
+        return GCNConv(inputs, outputs, self.edges)
 
 
 class SAGEConv(Conv):
-    """W1 h_i + W2 mean of h_j + b."""
+    """W1 h_i + W2 mean of h_j + b; with features of edges, W1 h_i + mean of (W2 h_j + U e_ij) + b."""
 
-    def __init__(self, inputs: int, outputs: int):
+    def __init__(self, inputs: int, outputs: int, edges: int = 0):
         super().__init__()
         self.own, self.others = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs, bias=False)
+        self.edge = edge_map(edges, outputs)
 
     def kernel(self) -> Tensor:
         return self.others.weight
@@ -59,4 +60,4 @@ class SAGE(GNN):
     graph = ("row", False)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
-        return SAGEConv(inputs, outputs)
+        return SAGEConv(inputs, outputs, self.edges)

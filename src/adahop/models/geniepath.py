@@ -9,18 +9,18 @@ from adahop.block import Block
 from adahop.features import Values
 from adahop.messages import Ends
 from adahop.models.base import GNN, State
-from adahop.sum import Attention, Conv, Sum
+from adahop.sum import Attention, Conv, Sum, edge_map
 
 
 class BreadthConv(Attention):
     """W sum a_ij h_j with a = softmax_j v.tanh(Ws h_i + Wd h_j)."""
 
-    def __init__(self, inputs: int, outputs: int, form: str = "self-normalised"):
+    def __init__(self, inputs: int, outputs: int, form: str = "self-normalised", edges: int = 0):
         super().__init__(form)
         self.dst, self.src = nn.Linear(inputs, inputs, bias=False), nn.Linear(inputs, inputs, bias=False)
         self.score = nn.Linear(inputs, 1, bias=False)
         self.linear = nn.Linear(inputs, outputs)
-        self.ends_width = inputs
+        self.ends_width, self.edge = inputs, edge_map(edges, inputs)
 
     def kernel(self) -> Tensor:
         return self.linear.weight
@@ -61,8 +61,9 @@ class GeniePath(GNN):
         dropout: float = 0.0,
         activation: str | None = None,
         attention: str = "self-normalised",
+        edges: int = 0,
     ):
-        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, form=attention)
+        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, edges, form=attention)
         self.edge_width = hidden
         self.gates = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in range(layers))
 
@@ -70,7 +71,7 @@ class GeniePath(GNN):
         return True
 
     def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
-        return BreadthConv(inputs, outputs, **options)
+        return BreadthConv(inputs, outputs, edges=self.edges, **options)
 
     def carried(self, own: Tensor | None) -> State:
         assert own is not None

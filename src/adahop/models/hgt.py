@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from adahop.block import Block
 from adahop.checks import InputError, count
 from adahop.features import Schema, TypedFeatures, Values, gather
 from adahop.graph import Graph, OnGraph
-from adahop.messages import Messages, TypedMessages
+from adahop.messages import Messages, TypedMessages, by_edge
 from adahop.models.base import State
 from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, rows_of, sliced
 from adahop.storage import Storage
-from adahop.sum import PLAIN, Conv, Sum, Variate, corrected, dial
+from adahop.sum import PLAIN, Conv, Sum, Variate, checked_features, corrected, dial, edge_map
 
 
 class Said(NamedTuple):
@@ -44,13 +44,13 @@ class Said(NamedTuple):
 class HGTConv(Conv):
     """sum over all neighbours of a_ij W_r V_t h_j, a = softmax over them of p_r <K_t h_j M_r, Q_t h_i> / sqrt(d).
 
-    From a sample, the normaliser is self-normalised (Hajek), over all relations together. The output passes a map of
-    the target's type and is mixed with its own h by a learnt gate.
+    Features of edges add U_r e_ij to the scores. From a sample, the normaliser is self-normalised (Hajek), over all
+    relations together. The output passes a map of the target's type and is mixed with its own h by a learnt gate.
     """
 
     attends = True
 
-    def __init__(self, schema: Schema, width: int, heads: int):
+    def __init__(self, schema: Schema, width: int, heads: int, edges: Sequence[int]):
         super().__init__()
         if width % heads:
             raise InputError(f"`hidden` must be divisible by the {heads} heads, got {width}")
@@ -62,6 +62,8 @@ class HGTConv(Conv):
         self.gate = nn.Parameter(torch.zeros(len(schema.counts)))
         for w in (self.match, self.pass_on):
             nn.init.normal_(w, std=d**-0.5)
+        maps = {str(r): edge_map(features, heads) for r, features in enumerate(edges)}
+        self.of_edges = nn.ModuleDict({r: each for r, each in maps.items() if each is not None})
 
     def asked(self, own: Tensor, block: Block) -> Tensor:
         """[targets, heads, width]: Q_t h of the targets."""
@@ -82,13 +84,22 @@ class HGTConv(Conv):
         parts, scores = [], []
         for r, part in enumerate(sliced(block, self.schema)):
             source, dst = self.schema.relations[r][0], part.block.dst
-            part = part._replace(block=part.block._replace(edge_index=torch.stack([local[part.block.src], dst])))
+            edge_index = torch.stack([local[part.block.src], dst])
+            part = part._replace(block=part.block._replace(n_id=block.n_id[places[source]], edge_index=edge_index))
             k = torch.einsum("shd,hde->she", key[source], self.match[r])
-            met = (k[part.block.src] * query[part.places][dst]).sum(-1)
-            scores.append(met * self.prior[r] * self.width**-0.5)
+            score = (k[part.block.src] * query[part.places][dst]).sum(-1) * self.prior[r] * self.width**-0.5
+            features = self.features_of(r, part.block)
+            scores.append(score if features is None else score + features)
             parts.append((part, torch.einsum("shd,hde->she", value[source], self.pass_on[r])))
         edges = torch.cat([part.edges for part, _ in parts])
         return Said(block, torch.cat(scores)[edges.argsort()], parts)
+
+    def features_of(self, relation: int, block: Block) -> Tensor | None:
+        """[M, heads] what the features of a relation's edges add to their scores."""
+        if str(relation) not in self.of_edges:
+            return None
+        each = cast(nn.Linear, self.of_edges[str(relation)])
+        return each(checked_features(None if block.attr is None else block.attr[0], each.in_features))
 
     def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
         values = h if isinstance(h, Values) else Values(h)
@@ -179,9 +190,8 @@ class RelationsVariate(OverRelations, Variate):
         """What is left to chance: the change of every message."""
         parts = []
         for (edges, m), (_, old), (part, _) in zip(new.per_edge(now), gone.per_edge(then), new.parts, strict=True):
-            each = torch.arange(len(edges), device=m.device)
-            own = part.block._replace(edge_index=torch.stack([each, part.block.dst]))
-            parts.append((edges, Messages(own, torch.ones(len(edges), device=m.device), Values((m - old).flatten(1)))))
+            one = torch.ones(len(edges), device=m.device)
+            parts.append((edges, by_edge(part.block, one, (m - old).flatten(1))))
         return TypedMessages(block, parts)
 
 
@@ -200,7 +210,7 @@ class HGT(TypedGNN):
         return True
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
-        return HGTConv(self.schema, outputs, self.heads)
+        return HGTConv(self.schema, outputs, self.heads, self.edge_widths)
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         return self.bend(out + state["z"]) if "z" in state else out

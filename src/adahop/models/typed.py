@@ -21,7 +21,18 @@ from adahop.models.whole import Filled, in_pieces, node_chunks
 from adahop.ops import pointer, segment_of, spans
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import PLAIN, AttentionVariate, ControlVariate, Conv, ExactAttention, ExactSum, Sum, Variate, dial
+from adahop.sum import (
+    PLAIN,
+    AttentionVariate,
+    ControlVariate,
+    Conv,
+    ExactAttention,
+    ExactSum,
+    Sum,
+    Variate,
+    dial,
+    edge_map,
+)
 
 
 class Slice(NamedTuple):
@@ -46,7 +57,7 @@ def sliced(block: Block, schema: Schema) -> list[Slice]:
     local = torch.zeros(block.num_dst, dtype=torch.long, device=kind.device)
     for places in targets.values():
         local[places] = torch.arange(places.numel(), device=kind.device)
-    out = []
+    out: list[Slice] = []
     for (_, _, to), edges in zip(schema.relations, order.split(cuts), strict=True):
         places = targets[to]
         src, dst = block.src[edges], local[block.dst[edges]]
@@ -55,7 +66,7 @@ def sliced(block: Block, schema: Schema) -> list[Slice]:
             t[edges] for t in (block.e_id, block.weight, block.prob, block.scale, block.pos)
         )
         part = Block(block.n_id, places.numel(), torch.stack([src, dst]), e_id, weight, prob, scale, ptr, pos)
-        part = part._replace(target=block.targets[places])
+        part = part._replace(target=block.targets[places], attr=block.attr and (block.attr[len(out)],))
         out.append(Slice(part, places, edges))
     return out
 
@@ -136,9 +147,9 @@ def _noted(into: list[tuple[Tensor, Messages]], edges: Tensor) -> Callable[[Mess
 class BasisConv(GCNConv):
     """A convolution whose W is a mixture of bases that all relations of the layer share."""
 
-    def __init__(self, bases: nn.Parameter, outputs: int):
+    def __init__(self, bases: nn.Parameter, outputs: int, edges: int = 0):
         Conv.__init__(self)
-        self.bases = bases
+        self.bases, self.edge = bases, edge_map(edges, outputs)
         self.mix = nn.Parameter(torch.empty(len(bases)).uniform_(-1, 1).mul_((3 / len(bases)) ** 0.5))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
@@ -225,14 +236,19 @@ class Relations(Sum):
 class TypedGNN(GNN):
     """What models over typed graphs share: an encoder per node type, and layers that see all relations.
 
-    `inputs` is a `Schema`: the types with their numbers of nodes and features, and the relations.
+    `inputs` is a `Schema`: the types with their numbers of nodes and features, and the relations; `edges` are the
+    features of an edge of each relation, none unless told.
     """
 
     graph = ("row", False)
     typed = True
 
-    def __init__(self, inputs: Schema, hidden: int, outputs: int, **options: Any):
+    def __init__(self, inputs: Schema, hidden: int, outputs: int, edges: int | Sequence[int] = 0, **options: Any):
         self.schema = of_kind(inputs, Schema, "inputs")
+        many = len(self.schema.relations)
+        self.edge_widths = [count(e, 0, "edges") for e in edges] if isinstance(edges, Sequence) else [edges] * many
+        if len(self.edge_widths) != many:
+            raise InputError(f"`edges` must have a number per relation, {many} in all, got {len(self.edge_widths)}")
         super().__init__(count(hidden, 1, "hidden"), hidden, outputs, **options)
         self.encoder = None
         self.encode = TypedEncoder(self.schema, hidden)
@@ -368,16 +384,14 @@ def typed_block(graph: Graph, a: int, b: int) -> Block:
     lo, hi = int(graph.indptr[low]), int(graph.indptr[high])
     row_ptr = graph.indptr[low : high + 1] - lo
     target = segment_of(t.ptr[a : b + 1] - low, high - low)
-    src, one = graph.indices[lo:hi].long(), torch.ones(hi - lo, device=graph.device)
-    weight = one if graph.weight is None else graph.weight[lo:hi]
-    pos = torch.arange(lo, hi, device=graph.device)
-    e_id = pos if graph.eid is None else graph.eid[lo:hi].long()
+    one, pos = torch.ones(hi - lo, device=graph.device), torch.arange(lo, hi, device=graph.device)
+    src, e_id, weight = graph.at(pos, slice(lo, hi))
     everyone = torch.arange(graph.num_nodes, device=graph.device)
     edge_index = torch.stack([src, target[segment_of(row_ptr, hi - lo)]])
-    return Block(
+    return graph.described(Block(
         everyone, b - a, edge_index, e_id, weight, one, one, row_ptr[t.ptr[a : b + 1] - low], pos,
         0, torch.arange(low, high, device=graph.device), row_ptr, t.relation[low:high], everyone[a:b],
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def rows_of(graph: Graph, targets: Tensor) -> Block:
@@ -386,14 +400,14 @@ def rows_of(graph: Graph, targets: Tensor) -> Block:
     assert t is not None and rows.target is not None
     size = graph.last[rows.row] - graph.indptr[rows.row]
     row, pos = spans(graph.indptr[rows.row], size)
-    n_id, src = graph.indices[pos].long().unique(return_inverse=True)
+    src, e_id, weight = graph.at(pos)
+    n_id, src = src.unique(return_inverse=True)
     dst, one = rows.target[row], torch.ones(pos.numel(), device=pos.device)
-    weight = one if graph.weight is None else graph.weight[pos]
     ptr = pointer(torch.bincount(dst, minlength=targets.numel()))
-    return Block(
-        n_id, targets.numel(), torch.stack([src, dst]), pos, weight, one, one, ptr, pos, 0, rows.row, pointer(size),
+    return graph.described(Block(
+        n_id, targets.numel(), torch.stack([src, dst]), e_id, weight, one, one, ptr, pos, 0, rows.row, pointer(size),
         t.relation[rows.row], targets,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 class RGCN(TypedGNN):
@@ -410,13 +424,13 @@ class RGCN(TypedGNN):
         super().__init__(inputs, hidden, outputs, **options)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
-        relations = range(len(self.schema.relations))
         if self.bases:
             bases = nn.Parameter(torch.empty(self.bases, outputs, inputs))
             nn.init.kaiming_uniform_(bases.view(-1, inputs), a=5**0.5)
-            convs: list[Conv] = [BasisConv(bases, outputs) for _ in relations]
+            convs: list[Conv] = [BasisConv(bases, outputs, edges) for edges in self.edge_widths]
         else:
-            convs = [(GCNConv if self.kind == "gcn" else SAGEConv)(inputs, outputs) for _ in relations]
+            kind = GCNConv if self.kind == "gcn" else SAGEConv
+            convs = [kind(inputs, outputs, edges) for edges in self.edge_widths]
         return RelationalConv(self.schema, own_maps(self.schema, inputs, outputs), convs)
 
 
@@ -439,7 +453,7 @@ class RGAT(TypedGNN):
         super().__init__(inputs, hidden, outputs, heads=count(heads, 1, "heads"), form=attention, **options)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
-        convs = [GATConv(inputs, outputs, mean=last, **options) for _ in self.schema.relations]
+        convs = [GATConv(inputs, outputs, mean=last, edges=edges, **options) for edges in self.edge_widths]
         return RelationalConv(self.schema, own_maps(self.schema, inputs, outputs), convs)
 
 

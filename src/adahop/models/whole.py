@@ -56,12 +56,9 @@ def node_chunks(graph: Graph, edges: int, low: int = 0, high: int | None = None)
 def full_block(graph: Graph, a: int, b: int) -> Block:
     """All in-edges of the nodes a..b; sources keep their global ids."""
     lo, hi = int(graph.indptr[a]), int(graph.indptr[b])
-    src = graph.indices[lo:hi].long()
     ptr = graph.indptr[a : b + 1] - lo
-    one = torch.ones(hi - lo, device=graph.device)
-    weight = one if graph.weight is None else graph.weight[lo:hi]
-    pos = torch.arange(lo, hi, device=graph.device)
-    e_id = pos if graph.eid is None else graph.eid[lo:hi].long()
+    one, pos = torch.ones(hi - lo, device=graph.device), torch.arange(lo, hi, device=graph.device)
+    src, e_id, weight = graph.at(pos, slice(lo, hi))
     everyone = torch.arange(graph.num_nodes, device=graph.device)
     edge_index = torch.stack([src, expand(ptr, hi - lo)])
-    return Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos)
+    return graph.described(Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos))

@@ -53,7 +53,9 @@ def inference(
     if device is not None:
         device_of(device)
     if isinstance(getattr(model, "graph", None), tuple) and hasattr(model, "inference"):  # of adahop.models
-        graph = data.graph if isinstance(getattr(data, "graph", None), Graph) else Graph.from_data(data)
+        graph = (
+            data.graph if isinstance(getattr(data, "graph", None), Graph) else Graph.from_data(data, edge_attr=False)
+        )
         ours: Any = model
         return ours.inference(graph.normalized(*ours.graph), data.x)
     if not isinstance(model, nn.Module) or not any(isinstance(m, MessagePassing) for m in model.modules()):

@@ -89,10 +89,10 @@ def source(data: object) -> tuple[Data | HeteroData, Graph]:
         raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
     if isinstance(data.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel with batches
         kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
-        return Data(edge_index=data.edge_index, **kept), data.graph
+        return Data(edge_index=data.edge_index, **kept), data.graph.undescribed()  # batches have their own edge_attr
     weight = getattr(data, "edge_weight", None)
     if not isinstance(weight, Tensor) or not bool((weight < 0).any()):
-        return data, Graph.from_data(data).to("cpu")
+        return data, Graph.from_data(data, edge_attr=False).to("cpu")
     size = edge_weights(weight.detach().abs(), data.edge_index.shape[1], "edge_weight")  # a sign changes no odds
     return data, Graph.from_edge_index(data.edge_index, size, num_nodes=data.num_nodes).to("cpu")
 
@@ -101,14 +101,14 @@ def _typed_source(data: HeteroData) -> tuple[HeteroData, Graph]:
     stores = data.to_dict()
     own = stores["_global_store"].get("graph")
     if isinstance(own, Graph):  # our own data sets
-        return HeteroData.from_dict({k: v for k, v in stores.items() if k != "_global_store"}), own
+        return HeteroData.from_dict({k: v for k, v in stores.items() if k != "_global_store"}), own.undescribed()
     sized = data
     for relation in data.edge_types:
         weight = data[relation].get("edge_weight")
         if isinstance(weight, Tensor) and bool((weight < 0).any()):
             sized = copy.copy(data) if sized is data else sized
             sized[relation].edge_weight = weight.detach().abs()
-    return data, Graph.from_data(sized).to("cpu")
+    return data, Graph.from_data(sized, edge_attr=False).to("cpu")
 
 
 def sizes_of(num_neighbors: object, types: Types | None) -> tuple[Any, frozenset[int]]:

@@ -51,7 +51,7 @@ def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -
             until = None if seeds.time is None else seeds.time[by.trees()]
             rows = sampler.rows(layer, dst, until)._replace(weigh=weigh)
             block = by.number(sampler, rows, sampler.expand(layer, rows, by.key(sampler, layer)))
-            blocks.append(block)
+            blocks.append(sampler.graph.described(block))
             dst = by.next(block)
             weigh = None if weigh is None else by.passed(block, weigh)
     finally:
@@ -192,7 +192,7 @@ class Padded(Numbering):
         scale = sampler.scaled(rows, drawn).scale
         if scale is not f.scale:
             scale = scale * (f.scale > 0)
-        e_id = f.pos if g.eid is None or self.bare else g.eid[f.pos]
+        e_id = f.pos if g.eid is None or (self.bare and g.attr is None) else g.eid[f.pos]
         return Block(f.n_id, f.rows, edge_index, e_id, f.weight, f.prob, scale, ptr, f.pos, self.loops + k)
 
     def layout(self, dst: Tensor, k: int) -> tuple[Tensor, Tensor]:

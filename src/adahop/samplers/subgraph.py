@@ -44,11 +44,9 @@ class SubgraphSampler(Sampler):
         """The induced subgraph with the graph's own weights."""
         g = self.graph
         ptr, pos, src = induced(g.edges, nodes, nodes, self._scratch)
-        one = torch.ones(pos.numel(), device=g.device)
-        weight = one if g.weight is None else g.weight[pos]
-        e_id = pos if g.eid is None else g.eid[pos].long()
+        one, (_, e_id, weight) = torch.ones(pos.numel(), device=g.device), g.at(pos)
         edge_index = torch.stack([src, expand(ptr, pos.numel())])
-        return Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos)
+        return g.described(Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos))
 
     def loss_weight(self, blocks: Sequence[Block]) -> Tensor:
         """The mean over the counted nodes of the batch."""
