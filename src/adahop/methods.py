@@ -19,7 +19,18 @@ from adahop.checks import InputError, KindError, flag, of_kind, one_of, room_for
 from adahop.graph import Graph
 from adahop.policies import POLICIES, Policy
 from adahop.policies.base import check_odds
-from adahop.samplers import ASGCN, Bliss, ClusterGCN, FastGCN, GraphSAINT, Labor, Ladies, NeighborSampler, Sampler
+from adahop.samplers import (
+    ASGCN,
+    Bliss,
+    ClusterGCN,
+    FastGCN,
+    GraphSAINT,
+    Labor,
+    Ladies,
+    NeighborSampler,
+    RandomNodes,
+    Sampler,
+)
 from adahop.storage import MEMORY, Storage
 
 Build = Callable[..., Sampler]
@@ -106,6 +117,8 @@ METHODS: dict[str, Method] = {
         Method("labor", "node-wise", True, "none", Labor),
         Method("cluster-gcn", "subgraph", False, "20 bytes per node", ClusterGCN),
         Method("graphsaint", "subgraph", False, "4 bytes per edge and 4 per node", GraphSAINT),
+        Method("rns", "subgraph", False, "5 bytes per node", RandomNodes),
+        Method("dropedge", "subgraph", False, "5 bytes per node", RandomNodes, {"parts": 1, "drop": 0.5}),
         Method("fastgcn", "layer-wise", True, "8 bytes per node", FastGCN),
         Method("ladies", "layer-wise", True, "none", Ladies),
         Method("pladies", "layer-wise", True, "none", Ladies, {"draw": "poisson"}),

@@ -127,3 +127,12 @@ def test_fewer_sources_at_no_more_variance_on_ppi(refine, one_layer):
     assert sources["labor"][0] < one_layer * sources["uniform"][0]
     assert sources["labor"][1] < 0.75 * sources["uniform"][1]
     assert error["labor"] < 1.02 * error["uniform"]  # equal, up to the noise of 20 runs
+
+
+def test_dependent_steps_share_their_random_numbers():
+    g = messy_graph()
+    sampler, alone = Labor(g, [2], dependent=3), Labor(g, [2])
+    drawn = [sampler.sample(torch.arange(30))[0].pos for _ in range(6)]
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2]) and torch.equal(drawn[3], drawn[5])
+    assert not torch.equal(drawn[2], drawn[3])
+    assert not torch.equal(alone.sample(torch.arange(30))[0].pos, alone.sample(torch.arange(30))[0].pos)

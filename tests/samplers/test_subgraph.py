@@ -1,4 +1,4 @@
-"""ClusterGCN and GraphSAINT: induced blocks, METIS and its cache, norms that are right on average."""
+"""ClusterGCN, GraphSAINT and random nodes: induced blocks, METIS and its cache, norms that are right on average."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adahop.methods import METHODS, make
 from adahop.models import MODELS
 from adahop.models import make as make_model
 from adahop.ops import induced
-from adahop.samplers import ClusterGCN, GraphSAINT, partition
+from adahop.samplers import ClusterGCN, GraphSAINT, NeighborSampler, RandomNodes, partition
 from adahop.train import train_step
 
 
@@ -63,7 +63,7 @@ def test_induced_is_the_dense_submatrix(nodes):
     assert all(torch.equal(a, b) for a, b in zip(plain, (block.ptr, block.pos, block.src), strict=True))
 
 
-@pytest.mark.parametrize("method", ["cluster-gcn", "graphsaint"])
+@pytest.mark.parametrize("method", ["cluster-gcn", "graphsaint", "rns", "dropedge"])
 def test_all_layers_share_the_subgraph_and_all_models_run(method):
     g = random_graph(seed=1)
     y = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
@@ -81,7 +81,7 @@ def test_all_layers_share_the_subgraph_and_all_models_run(method):
             assert torch.isfinite(train_step(model, sampler, optimizer, batch))
 
 
-@pytest.mark.parametrize("method", ["cluster-gcn", "graphsaint"])
+@pytest.mark.parametrize("method", ["cluster-gcn", "graphsaint", "rns", "dropedge"])
 def test_one_seed_gives_the_same_batches(method):
     g = random_graph(loops=False).normalized()
     runs = []
@@ -240,3 +240,64 @@ def test_bad_options(options):
         make("graphsaint", random_graph(), [-1], **options)
     with pytest.raises(InputError, match="must be"):
         make("cluster-gcn", random_graph(), [-1], parts=0)
+
+
+# --- random nodes ----------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_random_even_and_complete():
+    """Two nodes share one of 4 parts of 60 with chance 14/59: 4.5 standard errors over 400 epochs."""
+    sampler, together, epochs = RandomNodes(random_graph(), [-1, -1]), 0, 400
+    for _ in range(epochs):
+        parts = list(sampler.epoch(torch.arange(40), 10))
+        assert torch.equal(torch.cat(parts).sort().values, torch.arange(60)) and [len(p) for p in parts] == [15] * 4
+        together += sum(bool(torch.isin(torch.tensor([3, 50]), p).all()) for p in parts)
+    chance = 14 / 59
+    assert abs(together / epochs - chance) < 4.5 * (chance * (1 - chance) / epochs) ** 0.5
+    blocks = sampler.sample(parts[0])
+    weight = sampler.loss_weight(blocks)
+    assert weight[parts[0] >= 40].eq(0).all() and float(weight.sum()) == pytest.approx(1)
+
+
+def test_one_part_is_the_whole_graph():
+    g = random_graph().normalized("row")
+    (everyone,) = RandomNodes(g, [-1, -1], parts=1).epoch(range(10), 5)
+    model, x = make_model("gcn", 4, 8, 3).eval(), torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    out = model(Data(x=x[everyone], blocks=RandomNodes(g, [-1, -1], parts=1).sample(everyone)))
+    assert torch.allclose(out, model.inference(g, x)[everyone], atol=1e-5)
+
+
+def test_dropped_edges_are_a_share_of_all_and_rows_keep_their_sum():
+    """400 draws of each of about 400 edges, share .3: 5 standard errors; self-loops always stay."""
+    g = random_graph().normalized("row")
+    sampler, seen, everyone = RandomNodes(g, [-1], drop=0.3), torch.zeros(g.num_edges), torch.arange(60)
+    for _ in range(400):
+        (block,) = sampler.sample(everyone)
+        seen[block.pos] += 1
+    total = torch.zeros(60).index_add_(0, block.dst, block.weight * block.scale)
+    assert torch.allclose(total, torch.ones(60), atol=1e-5)
+    loops = g.indices == g.dst()
+    share = seen[~loops] / 400
+    assert seen[loops].eq(400).all() and abs(float(share.mean()) - 0.7) < 0.005
+    assert float((share - 0.7).abs().max()) < 5 * (0.21 / 400) ** 0.5
+
+
+def test_full_batch_takes_the_step_of_all_neighbours():
+    """The gradient of one step is that of every training node with every neighbour."""
+    g = random_graph().normalized("row")
+    x, nodes = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20)
+    data, grads = Data(x=x, y=torch.arange(60) % 3), []
+    for sampler in (RandomNodes(g, [-1, -1], parts=1), NeighborSampler(g, [-1, -1])):
+        torch.manual_seed(0)
+        model = make_model("gcn", 4, 8, 3)
+        (batch,) = Loader(data, sampler, nodes, batch_size=20)
+        loss = train_step(model, sampler, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+        grads.append((float(loss), torch.cat([p.detach().flatten() for p in model.parameters()])))
+    assert grads[0][0] == pytest.approx(grads[1][0], abs=1e-6)
+    assert torch.allclose(grads[0][1], grads[1][1], atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"parts": 0}, {"drop": 1.0}, {"drop": -0.1}])
+def test_bad_options_of_random_nodes(options):
+    with pytest.raises(InputError, match=f"`{next(iter(options))}` must be"):
+        RandomNodes(random_graph(), [-1], **options)

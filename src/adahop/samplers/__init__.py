@@ -7,9 +7,10 @@ from adahop.samplers.labor import Labor
 from adahop.samplers.layer import FastGCN, Ladies, LayerSampler
 from adahop.samplers.learned import ASGCN
 from adahop.samplers.neighbor import NeighborSampler
+from adahop.samplers.random_nodes import RandomNodes
 from adahop.samplers.saint import GraphSAINT
 
 __all__ = [
     "ASGCN", "Bliss", "ClusterGCN", "FastGCN", "GraphSAINT", "Labor", "Ladies", "LayerSampler", "NeighborSampler",
-    "Sampler",
+    "RandomNodes", "Sampler",
 ]  # fmt: skip

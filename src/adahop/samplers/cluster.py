@@ -11,14 +11,14 @@ from torch import Tensor
 from adahop.block import Block
 from adahop.checks import between, count, flag
 from adahop.graph import Graph
-from adahop.ops import random, segment_sum, spans
+from adahop.ops import random, spans
 from adahop.samplers.base import EPOCH
 from adahop.samplers.partition import partition
-from adahop.samplers.subgraph import SubgraphSampler
+from adahop.samplers.subgraph import Renormalised
 from adahop.storage import MEMORY, Storage
 
 
-class ClusterGCN(SubgraphSampler):
+class ClusterGCN(Renormalised):
     """A few METIS clusters a batch, with the edges between them; weights re-normalised within the batch.
 
     scale_ij = sum over N(i) of a / sum over N(i) in the batch of a, so that a row keeps its sum; a self-loop's is
@@ -35,7 +35,6 @@ class ClusterGCN(SubgraphSampler):
     part: Tensor
     members: Tensor
     start: Tensor
-    total: Tensor
 
     def __init__(
         self,
@@ -57,8 +56,6 @@ class ClusterGCN(SubgraphSampler):
         self.register_buffer("members", torch.argsort(part, stable=True), persistent=False)
         size = torch.bincount(part, minlength=self.parts)
         self.register_buffer("start", torch.cat([size.new_zeros(1), size.cumsum(0)]), persistent=False)
-        total = segment_sum(graph.edge_weight().double(), graph.dst(), graph.num_nodes)
-        self.register_buffer("total", total.float(), persistent=False)
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """All nodes of `clusters` clusters a batch."""
@@ -75,8 +72,7 @@ class ClusterGCN(SubgraphSampler):
 
     def draw(self, seeds: Tensor) -> list[Block]:
         block = self.induced(seeds)
-        kept = segment_sum(block.weight, block.dst, block.num_dst)
-        scale = (self.total[seeds] / kept.clamp(min=1e-30))[block.dst]
+        scale = self.renormalised(block)
         if self.diagonal:
             scale = torch.where(block.is_self(), (1.0 + self.diagonal) * scale, scale)
         return [block._replace(scale=torch.where(block.weight > 0, scale, 1.0))] * len(self.sizes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from adahop.block import Block, expand
 from adahop.checks import InputError, node_ids
 from adahop.graph import Graph
-from adahop.ops import induced
+from adahop.ops import induced, segment_sum
 from adahop.samplers.base import Sampler
 from adahop.storage import MEMORY, Storage
 
@@ -53,3 +53,19 @@ class SubgraphSampler(Sampler):
         last = blocks[-1]
         counted = self.counted[last.n_id[: last.num_dst]].float()
         return counted / counted.sum().clamp(min=1.0)
+
+
+class Renormalised(SubgraphSampler):
+    """scale_ij = sum over N(i) of a / sum over N(i) in the batch of a, so that a row keeps its sum."""
+
+    total: Tensor
+
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, storage: Storage = MEMORY):
+        super().__init__(graph, sizes, seed, storage)
+        total = segment_sum(graph.edge_weight().double(), graph.dst(), graph.num_nodes)
+        self.register_buffer("total", total.float(), persistent=False)
+
+    def renormalised(self, block: Block) -> Tensor:
+        """The scale of every edge."""
+        kept = segment_sum(block.weight, block.dst, block.num_dst)
+        return (self.total[block.n_id] / kept.clamp(min=1e-30))[block.dst]
