@@ -6,13 +6,16 @@ The scripts are those of pyg_half.py, with the settings that it chose. Their epo
 round, on one thread; a figure is the median over rounds, after one round that is not counted, and a ratio the median of
 the rounds' own ratios. An epoch is split into the draw (from one batch to the next, with what the sampler learns), the
 rest of the step (model, loss, gradient, optimizer), and the evaluation on all nodes that follows it in every script,
-which takes the snapshot (measured for the first and the last way). Each cell is written as it ends.
+which takes the snapshot (measured for the first and the last way). `listening` is what it adds to a step to note
+messages and to learn from them, with batches drawn by the same odds; `learned odds` adds what these odds change in a
+batch (GCN's reach more nodes). Each cell is written as it ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import importlib.util
 import json
 import os
@@ -28,10 +31,12 @@ HERE = Path(__file__).parent
 GRAPHS = ("amazon_computers", "tolokers", "ppi_rebuilt_labels")
 K = 10
 DRAWS = 'method="adahop", estimator="plain"'
+TAUGHT = "learned, k/2"  # draws by what the way after it has learned
 WAYS: dict[str, tuple[int, str, bool, bool]] = {  # neighbours, arguments of the loader, scale_messages, learn
     "script, k": (K, 'method="graphsage", replace=False', False, False),
     "script, k/2": (K // 2, 'method="graphsage", replace=False', False, False),
     "scaled, k/2": (K // 2, DRAWS, True, False),
+    TAUGHT: (K // 2, DRAWS, True, False),
     "listening, k/2": (K // 2, DRAWS, True, True),
     "adahop, k/2": (K // 2, 'method="adahop"', True, True),
 }
@@ -40,6 +45,7 @@ ABOUT = {
     "script, k, pyg": "PyG's own NeighborLoader, k neighbours per hop",
     "script, k/2": "the same with k/2",
     "scaled, k/2": "draws of method adahop, nothing is learned; layers apply the scale",
+    TAUGHT: "the same by the odds that the next way has learned so far: other nodes, and as many edges",
     "listening, k/2": "and the sampler learns from their messages",
     "adahop, k/2": "and the snapshot: the default of the loader",
 }
@@ -127,14 +133,18 @@ def cell(half: ModuleType, graph: str, script: str, args: argparse.Namespace, se
     ways = {name: Script(half, graph, script, name, args.data, settings) for name in names}
     for _ in range(args.rounds + 1):
         for name, one in ways.items():
+            if name == TAUGHT:
+                taught, teacher = (ways[n].parts["loader"].sampler for n in (TAUGHT, "listening, k/2"))
+                taught.policy.load_state_dict(copy.deepcopy(teacher.policy.state_dict()))
             one.epoch(evaluate=name in ("script, k", "adahop, k/2"))
     full = [w for n, w in ways.items() if n in ("script, k", "script, k, pyg")] or list(ways.values())[:1]
     base = min(full, key=lambda w: median(s["train"] for s in w.spent[1:]))
     rows = {name: one.row(base) for name, one in ways.items()}
     found: dict[str, Any] = {"lr": settings[0], "dropout": settings[1], "rows": rows}
-    if {"listening, k/2", "scaled, k/2"} <= ways.keys():
-        pairs = zip(ways["listening, k/2"].spent[1:], ways["scaled, k/2"].spent[1:], strict=True)
-        found["listening"] = round(median(a["train"] / b["train"] for a, b in pairs) - 1, 3)
+    for name, before in (("listening", TAUGHT), ("learned odds", "scaled, k/2")):
+        if {"listening, k/2", before} <= ways.keys():
+            pairs = zip(ways["listening, k/2"].spent[1:], ways[before].spent[1:], strict=True)
+            found[name] = round(median(a["train"] / b["train"] for a, b in pairs) - 1, 3)
     return found
 
 
@@ -176,7 +186,7 @@ def main() -> None:
             settings = half.settings(tried, graph, script)
             found["cells"][f"{graph} {script}"] = one = cell(half, graph, script, args, settings)
             args.out.write_text(json.dumps(found, indent=1) + "\n")
-            print(graph, script, settings, "listening", one.get("listening"))
+            print(graph, script, settings, *(f"{n} {one.get(n)}" for n in ("listening", "learned odds")))
             for name, row in one["rows"].items():
                 print(f"  {name:16}", *(f"{k} {v}" for k, v in row.items() if k != "ratios"), flush=True)
 

@@ -34,6 +34,8 @@ GRID = ((0.01, 0.5), (0.01, 0.1), (0.003, 0.1))  # learning rate, dropout
 WAYS = {  # what the loader's line is given besides
     "pyg": 'method="graphsage", replace=False',  # the script as it is: uniform, without replacement, no scale
     "adahop": 'method="adahop"',
+    "adahop, noise .5": 'method="adahop", noise=0.5',  # half of what is remembered, and none of it
+    "adahop, noise 1": 'method="adahop", noise=1.0',
     "plain": 'method="adahop", estimator="plain"',  # learned draws without the snapshot
     "snapshot": 'method="graphsage", replace=False, estimator="snapshot"',  # the snapshot with uniform draws
     "bs.m": 'method="bs.m"',

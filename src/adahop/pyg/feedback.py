@@ -41,6 +41,7 @@ class Learner:
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: weakref.ref[Any] | None = None  # the batch handed out last
     _model: nn.Module | None = None  # whose messages it learns from
+    _layers: set[Propagate | None] = set()  # noqa: RUF012  of that model
     _rounds: int | None = None  # how many times layers passed messages in the last step
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
 
@@ -94,8 +95,7 @@ class Learner:
         self._remember(model)
 
     def _attend(self, model: nn.Module) -> None:
-        for conv in layers_of(model).values():
-            scaled(conv)
+        self._layers = {scale_of(scaled(conv)) for conv in layers_of(model).values()}
         Root.of(model).join(self)
         self._remember(model)
 
@@ -193,8 +193,7 @@ class Learner:
         return len(drawn.rounds) >= len(drawn.num_edges or ())
 
     def _teach(self, drawn: DrawnBatch, model: nn.Module) -> None:
-        ours: set[Propagate | None] = {scale_of(m) for m in layers_of(model).values()}
-        rounds = [r for r in drawn.rounds if r.layer in ours]
+        rounds = [r for r in drawn.rounds if r.layer in self._layers]
         many = len(drawn.rounds)
         rounds = [r for r in rounds if r.counts or r.known] if any(r.counts for r in rounds) else []
         self._rounds = many if len(rounds) == many else None
@@ -218,15 +217,13 @@ def energies(
     device, start = sampler.graph.device, 0
     blocks, out = [], []
     for hop, many in enumerate(hops):
-        energy = rounds[-1 - hop].energy
+        energy = rounds[-1 - hop].of(start, many)
         block = (drawn.blocks or [])[len(hops) - 1 - hop]
         block = Block._make(t.to(device) if isinstance(t, Tensor) else t for t in block)
-        if energy is None or rounds[-1 - hop].known or not bool(energy.any()):
-            block, part = nothing(block.n_id[: block.num_dst]), torch.zeros(0, device=device)
-        else:
-            part = energy[start : start + many].to(device)
+        if energy is None:
+            block, energy = nothing(block.n_id[: block.num_dst]), torch.zeros(0)
         blocks.append(block)
-        out.append(part)
+        out.append(energy.to(device))
         start += many
     return blocks[::-1], out[::-1]
 

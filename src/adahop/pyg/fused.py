@@ -147,8 +147,12 @@ def coefficients(call: Call, h: Tensor, messages: Tensor, targets: int) -> tuple
     coef = messages.squeeze(-1)
     at = layout(call, call.place, call.used, targets)
     factor = weights(call, at)
-    scaled = coef if factor is None else coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1))
-    return coef, scaled, at
+    return coef, coef if factor is None else _times(coef, factor), at
+
+
+def _times(coef: Tensor, factor: Tensor) -> Tensor:
+    """[M] or [M, H] times a number per edge."""
+    return coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1))
 
 
 @torch.no_grad()
@@ -157,9 +161,9 @@ def note(call: Call, given: Operand, coef: Tensor, scaled: Tensor, out: Tensor) 
     edges alone that the sampler will learn from.
     """
     assert call.place is not None and call.used is not None and call.round is not None
-    some = call.taught()
+    some, place = call.taught(), call.place
     src, dst = call.used[:, some]
-    coef, scaled, scale = coef[some], scaled[some], call.place.take(call.scale).float()
+    coef = coef[some]
     if "softmax" in call.reading.functions and call.alpha is not None:
         less = None
         if given.base is not None:
@@ -167,20 +171,20 @@ def note(call: Call, given: Operand, coef: Tensor, scaled: Tensor, out: Tensor) 
             assert rows is None and keep == 1.0
             less = table[: len(out)]
         alpha = call.alpha.reshape(-1, *coef.shape[1:])[some]
-        energy = ops.spread(given.h, src, dst, scaled, alpha, out, less)
-        energy = energy.float() * ops.segment_sum(scale, call.used[1], len(out))[dst].square()
+        energy = ops.spread(given.h, src, dst, scaled[some], alpha, out, less)
+        energy = energy * ops.segment_sum(place.take(call.scale).float(), call.used[1], len(out))[dst].square()
     else:
-        norm = given.h.detach().square().sum(-1) if given.norm is None else given.norm
-        energy = coef.square() * norm[src]
-        energy = (energy if energy.dim() == 1 else energy.sum(-1)).float()
         if call.reading.factor != "one":
-            energy = energy * scale[some].square()
+            coef = _times(coef, place.take(call.scale)[some])
         elif call.targets is not None:
-            energy = energy / call.targets[dst].float().square().clamp(min=1e-30)
-    if call.place.at is None:
-        kept = call.place._replace(
-            start=call.place.start + some.start, kept=min(some.stop, call.place.kept) - some.start
-        )
-        call.round.add(kept.put(energy, call.scale.numel()))
+            coef = _times(coef, 1.0 / call.targets[dst].clamp(min=1e-15))
+        if given.norm is None:
+            energy = ops.energies(given.h, src, coef)
+        else:
+            energy = coef.square() * given.norm[src]
+            energy = energy if energy.dim() == 1 else energy.sum(-1)
+    energy = energy.float()
+    if len(energy) < place.edges:  # of one hop
+        call.round.add(energy, place.start + some.start)
     else:
-        call.round.add(call.place.put(energy, call.scale.numel()))
+        call.round.add(place.put(energy, call.scale.numel()))

@@ -37,11 +37,28 @@ class Round:
     def __init__(self, layer: Propagate, trains: bool):
         self.layer, self.counts = layer, trains  # in evaluation mode it counts once a gradient comes back
         self.known = False  # whether the sum was known, so that nothing was left to chance
-        self.energy: Tensor | None = None  # [M] of the batch's edges, or those of a relation
+        self.energy: Tensor | None = None  # of the batch's edges from `first` on, or of all those of a relation
+        self.first = 0
         self.relation: Relation | None = None
 
-    def add(self, energy: Tensor) -> None:
+    def add(self, energy: Tensor, first: int = 0) -> None:
         self.energy = energy if self.energy is None else self.energy + energy
+        self.first = first
+
+    def of(self, first: int, many: int) -> Tensor | None:
+        """[many] the energies of the batch's edges from `first` on, 0 where none were noted; None where there are none
+        at all.
+        """
+        energy, start = self.energy, first - self.first
+        if energy is None or self.known or not bool(energy.any()):
+            return None
+        if 0 <= start and start + many <= energy.numel():
+            return energy[start : start + many]
+        out = energy.new_zeros(many)
+        lo, hi = max(start, 0), min(start + many, energy.numel())
+        if lo < hi:
+            out[lo - start : hi - start] = energy[lo:hi]
+        return out
 
     def came_back(self, grad: Tensor) -> None:
         self.counts = True

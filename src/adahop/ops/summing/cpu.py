@@ -135,34 +135,44 @@ def change_rows(lo, hi, h, table, rows, keep, out, norm):
 
 
 @nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-def spread_rows(lo, hi, h, src, dst, coef, alpha, total, base, out):
+def spread_rows(lo, hi, h, src, dst, coef, alpha, mean, out):
     """Per edge and head |coef h - alpha mean|^2 / (1 - alpha)^2; |coef h|^2 where an edge has nearly all the weight."""
     heads, width = h.shape[1], h.shape[2]
     flat = h.reshape(-1)
     for e in range(lo, hi):
         ask(flat, src[min(e + ROWS, hi - 1)] * heads * width, heads * width)
-        energy = np.float32(0.0)
+        s, d, energy = src[e], dst[e], np.float32(0.0)
         for a in range(heads):
-            x, y, value, mean = coef[e, a], alpha[e, a], h[src[e], a], total[dst[e], a]
+            x, y, one = coef[e, a], alpha[e, a], np.float32(0.0)
             rest = np.float32(1.0) - y
-            one = np.float32(0.0)
             if rest <= np.float32(0.05):
-                for c in range(width):
-                    one += value[c] * value[c]
-                one *= x * x
-            else:
-                if base.shape[0]:
-                    less = base[dst[e], a]
-                    for c in range(width):
-                        d = x * value[c] - y * (mean[c] - less[c])
-                        one += d * d
-                else:
-                    for c in range(width):
-                        d = x * value[c] - y * mean[c]
-                        one += d * d
-                one /= rest * rest
-            energy += one
+                y, rest = np.float32(0.0), np.float32(1.0)
+            for c in range(width):  # no branch and no view in here: it runs several numbers at a time
+                apart = x * h[s, a, c] - y * mean[d, a, c]
+                one += apart * apart
+            energy += one / (rest * rest)
         out[e] = energy
+
+
+@nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def square_rows(lo, hi, h, out):
+    """out = |h|^2 per row and head."""
+    for i in range(lo, hi):
+        for a in range(h.shape[1]):
+            x = np.float32(0.0)
+            for c in range(h.shape[2]):
+                x += h[i, a, c] * h[i, a, c]
+            out[i, a] = x
+
+
+@nb.njit(nogil=True, cache=True)
+def weigh_squares(lo, hi, square, src, coef, out):
+    """out = coef^2 square[source], heads summed."""
+    for e in range(lo, hi):
+        x = np.float32(0.0)
+        for a in range(square.shape[1]):
+            x += coef[e, a] * coef[e, a] * square[src[e], a]
+        out[e] = x
 
 
 @nb.njit(nogil=True, cache=True)
@@ -229,7 +239,7 @@ def softmax(score: Tensor, row: Tensor, rows: int, scale: Tensor | None = None) 
 
 
 NO_SCALE = np.empty(0, np.float32)
-NO_TABLE, NO_ROWS = np.empty((0, 1, 1), np.float32), np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 
 
 class _GatherSum(torch.autograd.Function):
@@ -316,12 +326,25 @@ def spread(
 ) -> Tensor:
     if any(t.dtype != torch.float32 for t in (h, coef, alpha, total)):
         return NotImplemented
-    out = torch.empty(src.numel())
-    given = [t.detach().contiguous() for t in (h, src, dst, coef, alpha, total)]
+    out, many = torch.empty(src.numel()), int(dst.max()) + 1 if dst.numel() else 0
+    mean = total[:many] if base is None else total[:many] - base[:many]
+    given = [t.detach().contiguous() for t in (h, src, dst, coef, alpha, mean)]
     if h.dim() == 2:
         given = [t.unsqueeze(1) if t.is_floating_point() else t for t in given]
-    less = NO_TABLE if base is None else base.view(given[-1].shape).numpy()
-    over(spread_rows, src.numel(), *(t.numpy() for t in given), less, out.numpy(), work=max(h.stride(0) // 8, 1))
+    over(spread_rows, src.numel(), *(t.numpy() for t in given), out.numpy(), work=max(h.stride(0) // 8, 1))
+    return out
+
+
+def energies(h: Tensor, src: Tensor, coef: Tensor) -> Tensor:
+    if not h.dtype == coef.dtype == torch.float32:
+        return NotImplemented
+    out, m = torch.empty(src.numel()), src.numel()
+    if m == 0:
+        return out
+    of, rows = src.numpy(), h.detach().contiguous().view(len(h), -1, h.shape[-1])
+    square = np.empty((int(of.max()) + 1, rows.shape[1]), np.float32)  # no row after the last that is asked for
+    over(square_rows, len(square), rows.numpy(), square, work=max(rows.stride(0) // 8, 1))
+    over(weigh_squares, m, square, of, coef.detach().contiguous().view(m, -1).numpy(), out.numpy())
     return out
 
 
