@@ -210,6 +210,9 @@ def test_operations_are_their_references(heads):
     for base in (None, less):
         both = [f(h, src, dst, coef, alpha, total, base) for f in (ops.spread.cpu, ops.spread.reference)]
         torch.testing.assert_close(*both)
+    for some in (slice(0, 10), slice(2, 5), slice(0, 0)):
+        both = [f(h, src[some], coef[some]) for f in (ops.energies.cpu, ops.energies.reference)]
+        torch.testing.assert_close(*both)
 
 
 @pytest.mark.parametrize("heads", [None, 3])
