@@ -52,7 +52,7 @@ class Round:
         energy, start = self.energy, first - self.first
         if energy is None or self.known or not bool(energy.any()):
             return None
-        if 0 <= start and start + many <= energy.numel():
+        if start >= 0 and start + many <= energy.numel():
             return energy[start : start + many]
         out = energy.new_zeros(many)
         lo, hi = max(start, 0), min(start + many, energy.numel())
