@@ -55,6 +55,10 @@ class Messages(NamedTuple):
         assert self.kernel is not None, "features of edges join h after W"
         return by_edge(self.block, self.coef, self.values.mapped(self.kernel)[self.block.src].detach() + self.edge)
 
+    def by_relation(self) -> list[tuple[int, Messages]]:
+        """The messages of each relation, of which there is one."""
+        return [(0, self)]
+
     def read(self, reading: Reading) -> Tensor:
         """What a reading says of every edge."""
         return reading(self.per_edge())
@@ -67,14 +71,26 @@ def by_edge(block: Block, coef: Tensor, value: Tensor) -> Messages:
     return Messages(own, coef, Values(value))
 
 
+class Part(NamedTuple):
+    """The messages of one relation, and its edges as places in the block."""
+
+    relation: int
+    edges: Tensor
+    messages: Messages
+
+
 class TypedMessages(NamedTuple):
-    """The messages of a layer over several relations: the edges of each, as places in the block, and its messages."""
+    """The messages of a layer over several relations."""
 
     block: Block
-    parts: list[tuple[Tensor, Messages]]
+    parts: list[Part]
+
+    def by_relation(self) -> list[tuple[int, Messages]]:
+        """The messages of each relation."""
+        return [(part.relation, part.messages) for part in self.parts]
 
     def read(self, reading: Reading) -> Tensor:
-        found = [(edges, m.read(reading)) for edges, m in self.parts]
+        found = [(part.edges, part.messages.read(reading)) for part in self.parts]
         out = self.block.scale.new_zeros(self.block.num_edges, *(found[0][1].shape[1:] if found else ()))
         for edges, value in found:
             out[edges] = value

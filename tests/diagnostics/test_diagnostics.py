@@ -69,9 +69,9 @@ def test_truth_by_hand_and_in_chunks():
     nodes = torch.tensor([40, 3, 3, 59])
     truth = Truth(model, g, x, nodes)
     assert truth.nodes.tolist() == [3, 40, 59]
-    assert torch.allclose(truth.sums[0].double(), full_sum(g, h)[truth.nodes], atol=1e-5)
+    assert torch.allclose(truth.sums[0, 0].double(), full_sum(g, h)[truth.nodes], atol=1e-5)
     inference, model.inference = model.inference, lambda graph, x: inference(graph, x, edges=50)
-    assert torch.allclose(Truth(model, g, x, nodes).sums[0], truth.sums[0], atol=1e-5)
+    assert torch.allclose(Truth(model, g, x, nodes).sums[0, 0], truth.sums[0, 0], atol=1e-5)
 
 
 def test_truth_refuses():

@@ -18,7 +18,7 @@ from adahop.messages import alignment, energy
 from adahop.watcher import watch
 
 from conftest import messy_edges, toy_data  # isort: skip
-from test_typed_models import COUNTS, RELATIONS, batch_of, dense, encoded, own, plain_outputs, typed_data  # isort: skip
+from typed_graphs import COUNTS, RELATIONS, batch_of, dense, encoded, own, plain_outputs, typed_data  # isort: skip
 
 PLAIN = [name for name, m in models.MODELS.items() if not m.typed]
 TYPED = [name for name, m in models.MODELS.items() if m.typed]

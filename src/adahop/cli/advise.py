@@ -15,6 +15,7 @@ from adahop.checks import count
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics.advise import advise as measured
+from adahop.diagnostics.advise import in_words
 
 
 def start(dataset: str, minutes: float, layers: int, seed: int, as_json: bool, **rest: Any) -> None:
@@ -50,10 +51,9 @@ def show(console: Console, found: dict[str, Any]) -> None:
     console.print(f"[bold]{escape(found['dataset'])}[/]: {g['nodes']:,} nodes, {g['edges']:,} edges")
     console.print(
         f"{g['training']:,} nodes to train on; degree {degree['mean']:.1f} on average, {degree['median']:.0f} in the "
-        f"middle, {degree['most']:,} at most; neighbours' labels alike {alike}; {g['features']['columns']} features, "
-        f"{g['features']['not zero']:.0%} not zero"
+        f"middle, {degree['most']:,} at most; neighbours' labels alike {alike}; {described(g)}"
     )
-    room = ", ".join(f"layer {i + 1} {share:.0%}" for i, share in enumerate(found["learning"]))
+    room = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
     console.print(f"learned odds can take away of uniform draws' variance at most: {room}")
     table = Table("method", "k", "noise", "ms a step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
     for row in found["candidates"]:
@@ -66,3 +66,11 @@ def show(console: Console, found: dict[str, Any]) -> None:
     console.print(f"[bold]{escape(found['recommended']['command'])}[/]", soft_wrap=True)
     console.print(f"because: {escape(found['recommended']['why'])}")
     console.print("not tried: " + "; ".join(map(escape, found["not_tried"])))
+
+
+def described(facts: dict[str, Any]) -> str:
+    """The features, by node type where there are several."""
+    if "relations" not in facts:
+        return f"{facts['features']['columns']} features, {facts['features']['not zero']:.0%} not zero"
+    each = ", ".join(f"{kind} {of['columns']}" for kind, of in facts["features"].items())
+    return f"{len(facts['relations'])} relations; features of {each}"

@@ -139,7 +139,7 @@ def advise(
     context: typer.Context,
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or planted:N,E,F,C.")] = "digits",
     minutes: Annotated[float, option("How long it may take, about.")] = 5.0,
-    model: Annotated[str, option("gcn, sage, gat, gatv2 or geniepath.")] = "gcn",
+    model: Model = "gcn",
     arch: Arch = "residual",
     layers: Annotated[int, option("Layers of the model.")] = 2,
     hidden: Hidden = 64,

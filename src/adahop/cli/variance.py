@@ -17,13 +17,13 @@ from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.methods import METHODS
-from adahop.models import MODELS
 from adahop.records import Records
+from adahop.run import inputs_of
 from adahop.seams import NodeData
 from adahop.train import fit
 
 POINTS = 8  # measurements per run, for the plot over training
-FIRST = ("method", "layer", "variance", "over_uniform", "over_oracle", "ess", "gradient_variance")
+FIRST = ("method", "layer", "relation", "variance", "over_uniform", "over_oracle", "ess", "gradient_variance")
 
 
 def start(
@@ -38,9 +38,7 @@ def start(
     count(nodes, 1, "nodes")
     seeds = seed_range(seed, runs)
     records, data = None if out is None else Records(out), load(dataset)
-    if data.graph.types is not None or MODELS[common["model"]].typed:
-        got = f"{dataset} and {common['model']}"
-        raise InputError(f"`dataset` and `model` must have one relation for `variance`, got {got}")
+    inputs_of(data, common["model"])  # which must fit each other
     if records:
         records.fresh("variance.jsonl", "training.jsonl")
     rows: list[dict[str, Any]] = []
@@ -66,6 +64,9 @@ def draw(records: Records, rows: list[dict[str, Any]], way: list[dict[str, Any]]
         from adahop_lab.plots import variance_plot
     except ImportError:
         print("no plots: they need adahop-lab (`pip install ./lab` in a checkout)", file=sys.stderr)
+        return
+    if any("relation" in row for row in rows):
+        print("no plots: the rows of a typed graph are too many for one", file=sys.stderr)
         return
     names = variance_plot(way, "step", records.folder / "variance-training")
     if several:
@@ -116,16 +117,20 @@ def measured(
 def tidy(name: str, config: Config, seed: int, row: dict[str, Any]) -> dict[str, Any]:
     """A row with its method, the promised fields first; k is the number drawn in its layer."""
     row = {"method": name, **row, "k": config.sizes[row["layer"] - 1], "seed": seed}
-    return {**{k: row[k] for k in FIRST}, **row}
+    return {**{k: row[k] for k in FIRST if k in row}, **row}
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("method", overflow="fold", min_width=16)
+    typed = any("relation" in row for row in rows)
+    if typed:
+        table.add_column("relation", overflow="fold")
     for head in ("k", "layer", "variance", "/ uniform", "/ oracle", "ess", "seen", "gradient"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         numbers = ("variance", "over_uniform", "over_oracle", "ess", "coverage", "gradient_variance")
         cells = ["-" if row[k] is None else f"{row[k]:.3g}" for k in numbers]
-        table.add_row(escape(row["method"]), str(row["k"]), str(row["layer"]), *cells)
+        named = [escape(" ".join(row["relation"]))] if typed else []
+        table.add_row(escape(row["method"]), *named, str(row["k"]), str(row["layer"]), *cells)
     console.print(table)

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from adahop.capture import products, steps
-from adahop.checks import InputError, between, room_for
+from adahop.checks import between, room_for
 from adahop.config import Config
 from adahop.diagnostics.report import probe_nodes, variance
+from adahop.features import TypedFeatures
 from adahop.graph import Graph
 from adahop.models import GNN
 from adahop.race import Arm
-from adahop.run import Run
+from adahop.run import Run, inputs_of
 from adahop.seams import NodeData
 from adahop.sum import controlled, full_sums
 from adahop.train import Judged
@@ -55,7 +56,6 @@ def look(data: NodeData) -> dict[str, Any]:
     degree = data.graph.degree().float()
     marks = torch.quantile(degree[torch.randperm(len(degree))[: 1 << 20]] if len(degree) > 1 << 20 else degree,
                            torch.tensor([0.5, 0.9]))  # fmt: skip
-    x = data.x[:: max(len(data.x) // 10_000, 1)]
     same, chance = homophily(data)
     return {
         "nodes": data.graph.num_nodes,
@@ -68,10 +68,24 @@ def look(data: NodeData) -> dict[str, Any]:
         },
         "homophily": same,
         "homophily_by_chance": chance,
-        "features": {"columns": data.x.shape[1], "not zero": float((x != 0).float().mean())},
+        **_features(data.x),
         "classes": data.classes,
         "metric": data.metric,
     }  # fmt: skip
+
+
+def _features(x: Tensor | TypedFeatures) -> dict[str, Any]:
+    """Columns of the features and how many entries are not zero; of a typed graph by node type, and its relations."""
+    if isinstance(x, TypedFeatures):
+        tables = {kind: _columns(table) for kind, table in x.tables.items()}
+        return {"features": tables, "relations": [list(relation) for relation in x.schema.relations]}
+    return {"features": _columns(x)}
+
+
+def _columns(x: Tensor | None) -> dict[str, float]:
+    if x is None:
+        return {"columns": 0, "not zero": 0.0}
+    return {"columns": x.shape[1], "not zero": float((x[:: max(len(x) // 10_000, 1)] != 0).float().mean())}
 
 
 def homophily(data: NodeData) -> tuple[float | None, float | None]:
@@ -82,7 +96,8 @@ def homophily(data: NodeData) -> tuple[float | None, float | None]:
     graph, known = data.graph, data.train_mask
     pick = torch.arange(0, graph.num_edges, max(graph.num_edges // 1_000_000, 1), device=graph.device)
     source = graph.indices[pick].long()
-    target = torch.searchsorted(graph.indptr, pick, right=True) - 1
+    row = torch.searchsorted(graph.indptr, pick, right=True) - 1
+    target = row if graph.types is None else torch.searchsorted(graph.types.ptr, row, right=True) - 1
     both = known[source] & known[target]
     if not bool(both.any()):
         return None, None
@@ -114,9 +129,22 @@ def at_most(graph: Graph, h: Tensor) -> float:
     return float(1.0 - best / even) if float(even) > 0 else 0.0
 
 
-def room_of_learning(model: GNN, graph: Graph, x: Tensor) -> list[float]:
-    """`at_most` of every layer, with the messages that a model passes now."""
-    return [at_most(graph, model.inference(graph, x, until=layer)) for layer in range(len(model.convs))]
+def room_of_learning(model: GNN, graph: Graph, x: Tensor) -> list[float] | list[dict[str, float]]:
+    """`at_most` of every layer, with the messages that a model passes now; in a typed graph, of each relation."""
+    inputs = (model.inference(graph, x, until=layer) for layer in range(len(model.convs)))
+    if graph.types is None:
+        return [at_most(graph, h) for h in inputs]
+    views = {"__".join(name): graph.of_relation(r) for r, name in enumerate(graph.relations)}
+    return [{name: at_most(view, h) for name, view in views.items()} for h in inputs]
+
+
+def in_words(learning: list[float] | list[dict[str, float]]) -> list[str]:
+    """A word per layer; over relations, the least and the most."""
+    words = []
+    for share in learning:
+        each = sorted(share.values()) if isinstance(share, dict) else [share]
+        words.append(f"{each[0]:.0%} to {each[-1]:.0%}" if len(each) > 1 else f"{each[0]:.0%}")
+    return words
 
 
 # --- a lane ----------------------------------------------------------------------------------------------------------
@@ -132,7 +160,7 @@ class Lane:
     run: Run
     step_ms: float = 0.0
     memory_mb: float = 0.0
-    relative: float = 0.0  # variance of the last layer's sum over its square
+    relative: float = 0.0  # variance of the last layer's sum over its square, the mean over relations
     rounds: int = 0
     seconds: float = 0.0
     best: Arm = field(default_factory=lambda: Arm(0.0))
@@ -161,7 +189,8 @@ class Lane:
         self.step_ms = 1e3 * sorted(taken)[len(taken) // 2]
         rows = variance(run.model, run.sampler, run.data, nodes=probe_nodes(run.data, 128), repeats=4, against=(),
                         gradient=False)  # fmt: skip
-        self.relative = rows[-1]["relative"]
+        last = [row for row in rows if row["layer"] == rows[-1]["layer"]]
+        self.relative = sum(row["relative"] for row in last) / len(last)
 
     def go(self, seconds: float) -> None:
         """Train and evaluate for about so long, an epoch at least where it fits in twice the time."""
@@ -202,13 +231,12 @@ def advise(
 ) -> dict[str, Any]:
     """Measure and race the candidates for about `minutes`, with the model, width, rate and so on of `config`.
 
-    Returns the graph's facts, `learning` (per layer, what learned odds can take away of uniform draws' variance at
-    most), a row per candidate, `recommended` (settings, why) and `not_tried`.
+    Returns the graph's facts, `learning` (per layer, and per relation of a typed graph, what learned odds can take away
+    of uniform draws' variance at most), a row per candidate, `recommended` (settings, why) and `not_tried`.
     """
     say = say or (lambda sentence: None)
     until = time.perf_counter() + 60 * between(minutes, 1e-3, 1e5, "minutes")
-    if not isinstance(data.x, Tensor):
-        raise InputError("`dataset` must be a graph of one relation to get advice, got a typed one")
+    inputs_of(data, config.model)  # which must fit each other
     facts = look(data)
     cuda = config.device.startswith("cuda")
     devices = [torch.cuda.current_device()] if cuda else []
@@ -269,7 +297,7 @@ def _settings(first: Lane, lanes: list[Lane], config: Config) -> dict[str, Any]:
     return {"method": first.method, "sizes": [first.k] * len(config.sizes), "noise": noise}
 
 
-def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float]) -> str:
+def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float] | list[dict[str, float]]) -> str:
     gap, error = first.best.ahead_of(second.best) if first.best.groups and second.best.groups else (0.0, 0.0)
     clear = "clearly" if gap > error else "within the error"
     epochs = first.run.result.epochs
@@ -279,7 +307,7 @@ def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float]) -
         f"{error:.4f} ({clear})"
     )
     slowest = max(lane.step_ms for lane in [first, *others])
-    room = ", ".join(f"{share:.0%}" for share in learning)
+    room = ", ".join(in_words(learning))
     return (
         f"{lead}; a step takes {first.step_ms:.1f} ms where the slowest candidate takes {slowest:.1f}; learned odds "
         f"can take away at most {room} of uniform draws' variance, by layer"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from adahop.block import Block
-from adahop.messages import Messages
+from adahop.messages import Messages, TypedMessages
 from adahop.models import GNN
 from adahop.ops import random
 from adahop.samplers import Sampler
@@ -44,9 +44,9 @@ def frozen(model: GNN, plain: bool = False) -> Iterator[GNN]:
 
 
 @contextlib.contextmanager
-def recorded(model: GNN) -> Iterator[dict[int, Messages]]:
+def recorded(model: GNN) -> Iterator[dict[int, Messages | TypedMessages]]:
     """The messages that each layer passed last, by layer, while the model runs with frozen weights."""
-    found: dict[int, Messages] = {}
+    found: dict[int, Messages | TypedMessages] = {}
     with heard_by(model, lambda layer, m: found.update({layer: m})):
         yield found
 

@@ -22,8 +22,11 @@ class Measured(NamedTuple):
     ess = (sum c)^2 / sum c^2, c = |m| of a node's drawn neighbours (one drawn twice counts once, twice as strong), the
     mean over nodes; it is k where q is the oracle's and no node comes twice. None where nothing was left to chance.
     coverage: the share of the nodes' neighbours that came at least once in all the draws, or need not be drawn.
+    In a typed graph it is one relation of the layer, at the nodes of its target type.
     """
 
+    layer: int
+    relation: int
     variance: float
     error: float
     effective: float
@@ -32,10 +35,11 @@ class Measured(NamedTuple):
 
 
 class _Tally:
-    """What adds up for one layer."""
+    """What adds up for one relation of a layer."""
 
-    def __init__(self, truth: Truth, layer: int):
-        self.truth, self.layer = truth, layer
+    def __init__(self, truth: Truth, layer: int, relation: int):
+        self.truth, self.layer, self.relation = truth, layer, relation
+        self.nodes = truth.first[relation]
         self.square: list[float] = []
         self.energy: list[float] = []
         self.ess, self.busy = 0.0, 0
@@ -43,14 +47,14 @@ class _Tally:
 
     def add(self, said: Messages, drawn: bool) -> None:
         """The nodes come first among the targets of every block, whatever was drawn above."""
-        p, block, mapped = self.truth.nodes.numel(), said.block, self.layer not in self.truth.remembered
-        true = self.truth.sums[self.layer]
+        p, block, mapped = self.nodes, said.block, self.layer not in self.truth.remembered
+        true = self.truth.sums[self.layer, self.relation]
         mine = estimate(said, mapped)[:p, ..., : true.shape[-1]]  # a GPU's rows may end in zeros
         gap = (mine - true).flatten(1).double()
         self.square.append(float(gap.square().sum(1).mean()))
         m = int(block.ptr[p])
         chance, pos = block.drawn()[:m], block.pos[:m]
-        square = energy(said)[:m].double()
+        square = said.read(energy)[:m].double()
         self.energy.append(float(square[chance].sum()) / p)
         self.seen |= not drawn
         self.seen[torch.searchsorted(self.truth.pos, pos)] = True
@@ -60,7 +64,7 @@ class _Tally:
         where, back = pos.unique(return_inverse=True)  # a place belongs to one node, so it stands for the pair
         once = segment_sum(strength, back, where.numel())
         target = torch.zeros_like(where).scatter_(0, back, row)
-        p = self.truth.nodes.numel()
+        p = self.nodes
         first, second = segment_sum(once, target, p), segment_sum(once.square(), target, p)
         busy = second > 0
         self.ess += float((first[busy].square() / second[busy]).sum())
@@ -69,8 +73,10 @@ class _Tally:
     def result(self) -> Measured:
         square = torch.tensor(self.square, dtype=torch.double)
         error = float(square.std() / len(square) ** 0.5) if len(square) > 1 else 0.0
-        seen = self.seen[self.truth.true]
+        seen = self.seen[self.truth.true & (self.truth.relation == self.relation)]
         return Measured(
+            self.layer,
+            self.relation,
             float(square.mean()),
             error,
             sum(self.energy) / len(self.energy),
@@ -81,13 +87,16 @@ class _Tally:
 
 @torch.no_grad()
 def measure(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, layers: int | None = None):
-    """[Measured] of every layer, or of the first `layers`, for a frozen model and a sampler of one's own."""
+    """[Measured] of each relation of every layer, or of the first `layers`; the model is frozen, the sampler a twin."""
     count(repeats, 1, "repeats")
-    tallies = [_Tally(truth, layer) for layer in range(len(model.convs))][:layers]
+    layers = len(model.convs) if layers is None else layers
+    tallies = {(layer, r): _Tally(truth, layer, r) for layer in range(layers) for r in truth.first}
     with recorded(model) as found:
         for _ in range(repeats):
-            run(model, x, sampler.sample(truth.nodes), len(tallies))
-            for layer, tally in enumerate(tallies):
+            run(model, x, sampler.sample(truth.nodes), layers)
+            for layer in range(layers):
                 memory = model.memory(layer)
-                tally.add(found[layer], memory is None or memory.draws)
-    return [tally.result() for tally in tallies]
+                for r, messages in found[layer].by_relation():
+                    if r in truth.first:
+                        tallies[layer, r].add(messages, memory is None or memory.draws)
+    return [tally.result() for tally in tallies.values()]

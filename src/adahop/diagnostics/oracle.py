@@ -46,13 +46,12 @@ class Oracle(Policy):
 def oracle_weights(model: GNN, sampler: NeighborSampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> Tensor:
     """sqrt(E|m_ij|^2), [E], filled in for all edges of the truth's nodes, with the layers below drawn."""
     still = set(range(layer)) <= sampler.skip  # nothing below is left to chance
-    sizes = [-1 if at == layer else k for at, k in enumerate(sampler.sizes)]
-    everyone = at_layer(sampler, layer, None, sampler.seed + 1, sizes=sizes)
+    everyone = at_layer(sampler, layer, None, sampler.seed + 1, sized=sampler.sized.all_of(layer))
     total = torch.zeros(truth.graph.num_edges, device=truth.graph.device)
     with recorded(model) as found:
         for _ in range(1 if still else repeats):
             run(model, x, everyone.sample(truth.nodes), layer + 1)
-            total[found[layer].block.pos] += energy(found[layer])
+            total[found[layer].block.pos] += found[layer].read(energy)
     return total.sqrt()
 
 
@@ -62,8 +61,8 @@ def at_layer(sampler: NeighborSampler, layer: int, weight: Tensor | None, seed: 
     return twin(sampler, seed, policy=Oracle(sampler.policy, layer, weight), skip=skip, **changes)
 
 
-def oracle(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> Measured | None:
-    """What the layer would have with the oracle's odds and the sampler's own draw and estimator.
+def oracle(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> list[Measured] | None:
+    """What the layer's relations would have with the oracle's odds and the sampler's own draw and estimator.
 
     The layers below are drawn as ever. None for layer-wise samplers, whose targets share one draw. LABOR's draw is
     Poisson.
@@ -72,6 +71,8 @@ def oracle(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, layer: int, re
     if own is None:
         return None
     if layer in own.skip:  # nothing is drawn: the oracle can do no better and no worse
-        return measure(model, twin(own, own.seed), x, truth, 1, layer + 1)[layer]
-    weight = oracle_weights(model, own, x, truth, layer, repeats)
-    return measure(model, at_layer(own, layer, weight, own.seed + 2), x, truth, repeats, layer + 1)[layer]
+        found = measure(model, twin(own, own.seed), x, truth, 1, layer + 1)
+    else:
+        weight = oracle_weights(model, own, x, truth, layer, repeats)
+        found = measure(model, at_layer(own, layer, weight, own.seed + 2), x, truth, repeats, layer + 1)
+    return [m for m in found if m.layer == layer]

@@ -18,6 +18,7 @@ from adahop.models import GNN
 from adahop.ops import random
 from adahop.samplers import Sampler
 from adahop.seams import LabelledData
+from adahop.typed import Relation
 
 NOTHING = 1e-10  # a share of |mu|^2 below which a variance is rounding
 
@@ -40,7 +41,8 @@ def variance(
     every block, so all methods are compared at the same places. `over_uniform`: over that of uniform draws with
     replacement, plain estimator, same sizes and model. `over_oracle`: over that of q = a sqrt(E|h_j|^2) with the same
     draw and estimator. `effective` is the part that q decides, sum a^2 E|h|^2 / (k q), and `effective_over_oracle` its
-    ratio. See `Measured` for the rest. Model and sampler are left unchanged.
+    ratio. See `Measured` for the rest. In a typed graph a layer has a row for each relation into the types of the
+    nodes. Model and sampler are left unchanged.
 
     >>> import adahop
     >>> result = adahop.fit(adahop.load("digits"), method="bs", sizes=(2, 2), epochs=1, hidden=8)
@@ -58,8 +60,11 @@ def variance(
     even = _uniform(model, sampler, data.x, truth, repeats, seed) if "uniform" in against else [None] * len(own)
     best = _oracles(model, sampler, data.x, truth, repeats, seed) if "oracle" in against else [None] * len(own)
     noise = gradient_variance(model, sampler, data, truth.nodes, repeats, random.key(seed, 3)) if gradient else None
-    found = zip(own, even, best, strict=True)
-    return [_row(layer, *three, truth.size(layer), noise) for layer, three in enumerate(found)]
+    names = graph.relations or (None,)
+    return [
+        _row(names[mine.relation], mine, worse, better, truth.size(mine.layer, mine.relation), noise)
+        for mine, worse, better in zip(own, even, best, strict=True)
+    ]
 
 
 def check(model: GNN, sampler: Sampler) -> None:
@@ -88,7 +93,9 @@ def probe_nodes(data: LabelledData, many: int, seed: int = 0) -> Tensor:
 def _oracles(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, seed: int) -> list[Measured | None]:
     with frozen(model):
         seeds = [random.key(seed, 4, layer) for layer in range(len(model.convs))]
-        return [oracle(model, twin(sampler, s), x, truth, layer, repeats) for layer, s in enumerate(seeds)]
+        found = [oracle(model, twin(sampler, s), x, truth, layer, repeats) for layer, s in enumerate(seeds)]
+    nothing: list[Measured | None] = [None] * len(truth.first)
+    return [m for each in found for m in each or nothing]
 
 
 def _uniform(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, seed: int) -> list[Measured | None]:
@@ -96,7 +103,14 @@ def _uniform(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int
         return measure(model, twin(sampler.even(), random.key(seed, 2)), x, truth, repeats)
 
 
-def _row(layer: int, mine: Measured, even: Measured | None, best: Measured | None, size: float, noise: float | None):
+def _row(
+    relation: Relation | None,
+    mine: Measured,
+    even: Measured | None,
+    best: Measured | None,
+    size: float,
+    noise: float | None,
+) -> dict[str, Any]:
     def over(name: str, other: Measured | None) -> float | None:
         if other is None:
             return None
@@ -106,7 +120,8 @@ def _row(layer: int, mine: Measured, even: Measured | None, best: Measured | Non
         return 1.0 if top <= NOTHING * size else None  # nothing over nothing
 
     return {
-        "layer": layer + 1,
+        "layer": mine.layer + 1,
+        **({} if relation is None else {"relation": list(relation)}),
         "variance": mine.variance,
         "error": mine.error,
         "relative": mine.variance / max(size, 1e-30),

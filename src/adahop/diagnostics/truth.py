@@ -7,49 +7,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError, node_ids
+from adahop.checks import InputError
 from adahop.diagnostics.frozen import frozen, heard_by
 from adahop.graph import Graph
-from adahop.messages import Messages
+from adahop.messages import Messages, TypedMessages
 from adahop.models import GNN
-from adahop.ops import segment_sum, spans
+from adahop.ops import segment_of, segment_sum, spans
 
 
 class Truth:
     """One pass over the whole graph, memories at rest. `nodes` are kept sorted, each once.
 
-    sums[l] [P, ...]: layer l's exact sum for the nodes, of h for the layers with a memory, else of the messages as the
-    layer forms them (W h where it maps first, one W a head). `row` and `pos` are all the nodes' edges: which node, and
-    where in the CSR; `true` those to others than the node itself.
+    sums[l, r] [P, ...]: layer l's exact sum over relation r for the nodes of its target type (all, in a graph of one
+    relation), of h for the layers with a memory, else of the messages as the layer forms them (W h where it maps first,
+    one W a head). `pos` are the places of all the nodes' edges in the CSR, `relation` theirs, and `true` says which go
+    to others than the node itself.
     """
 
     def __init__(self, model: GNN, graph: Graph, x: Tensor, nodes: Any):
-        if graph.types is not None and len(graph.relations) > 1:
-            many = len(graph.relations)
-            raise InputError(f"`graph` must have one relation for its variance to be measured, got {many} of them")
-        nodes = node_ids(nodes, graph.num_nodes, "nodes").to(graph.device).unique()
+        nodes = graph.ids(nodes, "nodes").to(graph.device).unique()
         if nodes.numel() == 0:
             raise InputError("`nodes` must name at least one node, got none")
-        self.graph, self.nodes = graph, nodes
-        self.row, self.pos = spans(graph.indptr[nodes], graph.indptr[nodes + 1] - graph.indptr[nodes])
-        self.src = graph.indices[self.pos].long()
-        self.true = self.src != nodes[self.row]
+        self.graph, self.nodes, t = graph, nodes, graph.types
+        ends = graph.indptr if t is None else graph.indptr[t.ptr]
+        row, self.pos = spans(ends[nodes], ends[nodes + 1] - ends[nodes])
+        self.true = graph.indices[self.pos].long() != nodes[row]
+        kind = torch.zeros_like(nodes) if t is None else t.type_of(nodes)
+        many = torch.bincount(kind, minlength=1 if t is None else len(t.nodes)).tolist()
+        self.place = torch.full((graph.num_nodes,), -1, device=graph.device)  # among the nodes of its type
+        self.relation = torch.zeros_like(self.pos)
+        self.first = {0: nodes.numel()}  # how many of the nodes have a sum over a relation: those of its target type
+        if t is not None:
+            self.relation = t.relation[segment_of(graph.indptr, graph.num_edges)[self.pos]]
+            self.first = {r: many[target] for r, (_, target) in enumerate(t.ends) if many[target]}
+        for of, n in enumerate(many):
+            self.place[nodes[kind == of]] = torch.arange(n, device=graph.device)
         self.remembered = frozenset(int(layer) for layer in model.memories)
-        self.sums: dict[int, Tensor] = {}
+        self.sums: dict[tuple[int, int], Tensor] = {}
         with frozen(model, plain=True), heard_by(model, self._add):
             model.inference(graph, x)
 
-    def _add(self, layer: int, m: Messages) -> None:
+    def _add(self, layer: int, messages: Messages | TypedMessages) -> None:
         """As the pass over the graph goes by: values are those of all nodes, a chunk's edges those of some."""
-        h, block, rows = m.value(layer not in self.remembered), m.block, self.nodes.numel()
-        if layer not in self.sums:
-            self.sums[layer] = h.new_zeros(rows, *h.shape[1:])
-        if block.num_edges == 0 or self.pos.numel() == 0:
-            return
-        low, high = (int(torch.searchsorted(self.pos, block.pos[i] + (i < 0))) for i in (0, -1))
-        coef = m.coef[self.pos[low:high] - block.pos[0]]
-        self.sums[layer] += segment_sum(coef.unsqueeze(-1) * h[self.src[low:high]], self.row[low:high], rows)
+        mapped = layer not in self.remembered
+        for r, m in messages.by_relation():
+            if r not in self.first:
+                continue
+            m = m.per_edge() if mapped else m
+            h, row = m.value(mapped), self.place[m.block.targets][m.block.dst]
+            mine = (row >= 0).nonzero().flatten()
+            if (layer, r) not in self.sums:
+                self.sums[layer, r] = h.new_zeros(self.first[r], *h.shape[1:])
+            part = m.coef[mine].unsqueeze(-1) * h[m.block.src[mine]]
+            self.sums[layer, r] += segment_sum(part, row[mine], self.first[r])
 
-    def size(self, layer: int) -> float:
+    def size(self, layer: int, relation: int = 0) -> float:
         """Mean |mu|^2: what makes a variance small or large."""
-        return float(self.sums[layer].flatten(1).double().square().sum(1).mean())
+        return float(self.sums[layer, relation].flatten(1).double().square().sum(1).mean())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,11 +14,11 @@ from adahop.block import Block
 from adahop.checks import InputError, count
 from adahop.features import Schema, TypedFeatures, Values, gather
 from adahop.graph import Graph, OnGraph
-from adahop.messages import Messages, TypedMessages, by_edge
+from adahop.messages import Messages, Part, TypedMessages, by_edge
 from adahop.models.base import State
 from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, rows_of, sliced
 from adahop.storage import Storage
-from adahop.sum import PLAIN, Conv, Sum, Variate, checked_features, corrected, dial, edge_map
+from adahop.sum import PLAIN, Conv, Sum, Variate, certain, checked_features, corrected, dial, edge_map
 
 
 class Said(NamedTuple):
@@ -32,13 +32,26 @@ class Said(NamedTuple):
         """sum of coef * message for every target: [targets, heads, width]."""
         heads, width = self.score.shape[1], self.parts[0][1].shape[-1]
         total = coef.new_zeros(self.block.num_dst, heads, width)
-        for part, said in self.parts:
-            total = total.index_add(0, part.places, gather(said, part.block, coef[part.edges]))
+        for r, (part, _) in enumerate(self.parts):
+            total = total.index_add(0, part.places, self.sum_of(r, coef))
         return total
 
-    def per_edge(self, coef: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(edges, coef * message of each) by relation."""
-        return [(p.edges, coef[p.edges].unsqueeze(-1) * said[p.block.src]) for p, said in self.parts]
+    def sum_of(self, relation: int, coef: Tensor) -> Tensor:
+        """The part that a relation has in it, for the targets of its type."""
+        part, said = self.parts[relation]
+        return gather(said, part.block, coef[part.edges])
+
+    def known(self, relation: int, coef: Tensor) -> Callable[[Tensor | None], Tensor]:
+        """The same as a sum that was formed already, whatever map is asked for."""
+        return lambda kernel: self.sum_of(relation, coef)
+
+    def per_edge(self, relation: int, coef: Tensor) -> Tensor:
+        """[M, heads, width] coef * message of each edge of a relation."""
+        part, said = self.parts[relation]
+        return coef[part.edges].unsqueeze(-1) * said[part.block.src]
+
+
+Weighed = tuple[Said, Tensor]  # and a coefficient per edge and head
 
 
 class HGTConv(Conv):
@@ -117,7 +130,8 @@ class HGTConv(Conv):
         noted = coef.detach()
         self.note(
             lambda: TypedMessages(
-                block, [(p.edges, Messages(p.block, noted[p.edges], Values(m))) for p, m in said.parts]
+                block,
+                [Part(r, p.edges, Messages(p.block, noted[p.edges], Values(m))) for r, (p, m) in enumerate(said.parts)],
             )
         )
         return said.sum(coef)
@@ -148,8 +162,18 @@ class ExactRelations(OnGraph, OverRelations):
         every = rows_of(self.graph, block.targets)
         h = self.encoders[0](self.x.index_select(0, every.n_id), values.share)
         said = conv.said(h, conv.asked(own, block), every)
-        conv.note(lambda: TypedMessages(block, []))
-        return said.sum(ops.softmax(said.score, every.dst, every.num_dst, every.scale))
+        coef = ops.softmax(said.score, every.dst, every.num_dst, every.scale)
+        conv.note(lambda: self._messages(conv, block, said, coef))
+        return said.sum(coef)
+
+    @staticmethod
+    def _messages(conv: HGTConv, block: Block, said: Said, coef: Tensor) -> TypedMessages:
+        """Messages of nothing, and sums that are known."""
+        parts = []
+        for r, p in enumerate(sliced(block, conv.schema)):
+            nothing = coef.new_zeros(p.block.num_edges, coef.shape[1])
+            parts.append(Part(r, p.edges, certain(p.block, nothing, said.known(r, coef))))
+        return TypedMessages(block, parts)
 
 
 class RelationsVariate(OverRelations, Variate):
@@ -172,7 +196,7 @@ class RelationsVariate(OverRelations, Variate):
         gone = conv.said(self.history.pull(block.n_id), query, block)
         whole = conv.said(self.history.pull(every.n_id), query, every)
         all_of, now, then, den = corrected(whole.score, new.score, gone.score, every, block, self.trust)
-        conv.note(lambda: self._messages(block, new, now / den[block.dst], gone, then / den[block.dst]))
+        conv.note(lambda: self._messages(block, (new, now), (gone, then), (whole, all_of), den))
         if self.training and self.kind == "history":
             self.waiting = block.n_id, values.rows().detach()
         return (whole.sum(all_of) + new.sum(now) - gone.sum(then)) / den.unsqueeze(-1)
@@ -186,12 +210,19 @@ class RelationsVariate(OverRelations, Variate):
             self.waiting = None
 
     @torch.no_grad()
-    def _messages(self, block: Block, new: Said, now: Tensor, gone: Said, then: Tensor) -> TypedMessages:
-        """What is left to chance: the change of every message."""
+    def _messages(self, block: Block, new: Weighed, gone: Weighed, whole: Weighed, den: Tensor) -> TypedMessages:
+        """What is left to chance, the change of every message; and the sums of each relation."""
         parts = []
-        for (edges, m), (_, old), (part, _) in zip(new.per_edge(now), gone.per_edge(then), new.parts, strict=True):
-            one = torch.ones(len(edges), device=m.device)
-            parts.append((edges, by_edge(part.block, one, (m - old).flatten(1))))
+        for r, (part, _) in enumerate(new[0].parts):
+            change = new[0].per_edge(r, new[1]) - gone[0].per_edge(r, gone[1])
+            change = change / den[block.dst[part.edges]].unsqueeze(-1)
+            m = by_edge(part.block, block.scale.new_ones(len(part.edges)), change.flatten(1))
+
+            def total(r: int = r, places: Tensor = part.places) -> Tensor:
+                old, drawn, known = (said.sum_of(r, coef) for said, coef in (gone, new, whole))
+                return (known + drawn - old) / den[places].unsqueeze(-1)
+
+            parts.append(Part(r, part.edges, m._replace(total=total)))
         return TypedMessages(block, parts)
 
 

@@ -13,7 +13,7 @@ from adahop.block import Block
 from adahop.checks import InputError, count, of_kind, one_of, room_for
 from adahop.features import Schema, TypedFeatures, TypedRows, Values, gather
 from adahop.graph import Graph
-from adahop.messages import Messages, TypedMessages
+from adahop.messages import Messages, Part, TypedMessages
 from adahop.models.base import GNN, Parts
 from adahop.models.gat import GATConv
 from adahop.models.gcn import GCNConv, SAGEConv
@@ -128,20 +128,20 @@ class RelationalConv(Conv):
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
         out = per_type(self.own, own, self.schema.kind_of(block.targets))
-        noted: list[tuple[Tensor, Messages]] = []
+        noted: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.places.numel() == 0:
                 continue
             form = how.of(r)
             brought = values.of_relation(r, self.schema.relations[r][0])
-            conv.listeners = [_noted(noted, part.edges)] if self.listeners else []
+            conv.listeners = [_noted(noted, r, part.edges)] if self.listeners else []
             out = out.index_add(0, part.places, conv(brought, own[part.places], part.block, form))
         self.note(lambda: TypedMessages(block, noted))
         return out
 
 
-def _noted(into: list[tuple[Tensor, Messages]], edges: Tensor) -> Callable[[Messages], None]:
-    return lambda messages: into.append((edges, messages))
+def _noted(into: list[Part], relation: int, edges: Tensor) -> Callable[[Messages], None]:
+    return lambda messages: into.append(Part(relation, edges, messages))
 
 
 class BasisConv(GCNConv):

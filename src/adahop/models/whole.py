@@ -61,4 +61,5 @@ def full_block(graph: Graph, a: int, b: int) -> Block:
     src, e_id, weight = graph.at(pos, slice(lo, hi))
     everyone = torch.arange(graph.num_nodes, device=graph.device)
     edge_index = torch.stack([src, expand(ptr, hi - lo)])
-    return graph.described(Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos))
+    block = Block(everyone, b - a, edge_index, e_id, weight, one, one, ptr, pos, target=everyone[a:b])
+    return graph.described(block)

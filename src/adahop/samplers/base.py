@@ -186,7 +186,9 @@ class Sampler(OnGraph):
         """Uniform draws of the same kind and the same sizes."""
         from adahop.samplers.neighbor import NeighborSampler
 
-        return NeighborSampler(self.graph, self.sizes)
+        other = NeighborSampler(self.graph, self.sizes)
+        other.sized = self.sized if self.sized.relation is not None else other.sized
+        return other
 
     @property
     def sizes(self) -> list[int]:

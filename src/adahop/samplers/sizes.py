@@ -34,6 +34,15 @@ class Sizes(NamedTuple):
         """Whether all relations of a layer have one size."""
         return self.relation is None or bool((self.relation[layer] == self.relation[layer][0]).all())
 
+    def all_of(self, layer: int) -> Sizes:
+        """The same with all neighbours in one layer, of the relations that it draws from."""
+        most = [-1 if at == layer else k for at, k in enumerate(self.most)]
+        if self.relation is None:
+            return self._replace(most=most)
+        each = self.relation.clone()
+        each[layer] = torch.where(each[layer] == 0, 0, -1)
+        return Sizes(most, each)
+
     def drawn(self, layer: int, types: Types | None) -> Tensor | None:
         """[relations] those that a layer draws from; None where it is all."""
         if types is None or (self.relation is None and self.source is None):
