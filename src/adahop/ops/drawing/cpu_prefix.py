@@ -168,6 +168,13 @@ def seek(a, n, at, t, table):
 
 
 @part
+def ask(table, at):
+    """Ask for the sixteen sums around `at`, which mostly lie on two lines."""
+    prefetch(table, max(at - LINE // 2, 0))
+    prefetch(table, min(at + LINE // 2, table.shape[0]) - 1)
+
+
+@part
 def find(a, n, at, t, table):
     """The edge under the mark t, guessed to be near `at`: sixteen sums around it tell, or else a search does."""
     last, size = a + n - 1, table.shape[0]
@@ -256,7 +263,7 @@ def prefix_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, prefix, drawn):
                 set_marks(stream, k, d, mark)
                 for s in range(k):
                     pos[o + s] = a + ((mark[d + s] * n) >> 32)
-                    prefetch(table, pos[o + s])
+                    ask(table, pos[o + s])
         for t in range(begin, end):
             a, n, d = start[t], size[t], (t - begin) * most
             o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
@@ -265,7 +272,7 @@ def prefix_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, prefix, drawn):
                     p = pos[o + s]
                     p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
                     pos[o + s] = p
-                    prefetch(table, p)
+                    ask(table, p)
         for t in range(begin, end):
             a, n, d = start[t], size[t], (t - begin) * most
             o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
