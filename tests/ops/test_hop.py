@@ -11,6 +11,8 @@ from adahop import ops
 from adahop.graph import Graph
 from adahop.ops import Edges, Odds, random
 from adahop.ops.drawing import cpu_hop
+from adahop.policies import Exp3, Tracked
+from adahop.samplers import NeighborSampler
 
 from conftest import messy_graph  # isort: skip
 
@@ -57,6 +59,30 @@ def test_one_pass_equals_three(name, how, k, monkeypatch):
     assert len(calls) == 3
     ops.forget(named, scratch)
     assert bool((scratch == -1).all())
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("draw", ["systematic", "multinomial"])
+@pytest.mark.parametrize("kind", [Tracked, Exp3])
+def test_one_pass_by_learned_odds_equals_three(name, draw, kind, monkeypatch):
+    graph = GRAPHS[name]()
+    sampler = NeighborSampler(graph, [3, 3], kind(graph, 2), draw)
+    calls: list[int] = []
+    kernel = cpu_hop.learned_hop
+    monkeypatch.setattr(cpu_hop, "learned_hop", lambda *a: calls.append(1) or kernel(*a))
+    scratch, gen = torch.full((graph.num_nodes,), -1, dtype=torch.int32), torch.Generator().manual_seed(0)
+    for step in range(4):
+        targets, key = torch.tensor([5, 3, 21, 8]), random.key(step)
+        rows, odds, k = graph.rows(targets), sampler.policy.odds_for(1, draw), torch.tensor([3])
+        with ops.threads(1):
+            drawn, numbered = ops.hop(graph.edges, rows, k, draw, odds, key, scratch, False)
+        ops.forget(numbered.n_id, scratch)
+        want = ops.draw(graph.edges, rows, k, draw, odds, key)
+        nodes = ops.number.reference(targets, want, graph.edges, rows.target, scratch, None)
+        assert all(torch.equal(a, b) for a, b in zip((*drawn, *numbered), (*want, *nodes), strict=True))
+        blocks = sampler.sample(torch.arange(graph.num_nodes))
+        sampler.update(blocks, [torch.rand(b.num_edges, generator=gen) for b in blocks])
+    assert len(calls) >= 4
 
 
 def test_no_rows_at_all():

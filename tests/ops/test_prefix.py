@@ -33,9 +33,9 @@ def lengths(table: torch.Tensor) -> torch.Tensor:
     return sums.diff(prepend=sums.new_zeros(1))
 
 
-def draw(g, odds, dst, k, seed=0):
+def draw(g, odds, dst, k, seed=0, how="systematic"):
     k = torch.tensor([k]) if isinstance(k, int) else k
-    return ops.draw(g.edges, g.rows(dst), k, "systematic", odds, random.key(seed))
+    return ops.draw(g.edges, g.rows(dst), k, how, odds, random.key(seed))
 
 
 def taught(g, policy, k, steps=6, seed=0, budget=False):
@@ -87,18 +87,19 @@ def test_the_kernel_makes_the_references_sums(monkeypatch):
     assert int((fast.upto > 0).sum()) == int((plain.upto > 0).sum()) > 30
 
 
-def test_draws_equal_the_reference_bit_for_bit(monkeypatch):
+@pytest.mark.parametrize("how", ["systematic", "multinomial"])
+def test_draws_equal_the_reference_bit_for_bit(how, monkeypatch):
     """Rows with sums, without, and of no more than k neighbours; self-loops first."""
     g = messy_graph(80, 9000).normalized("row")
     square = torch.exp(2 * torch.randn(80, generator=torch.Generator().manual_seed(0)))
     odds = Odds(edge=g.weight, node=square, eta=0.05, root=True)
     rows = (g.indptr[1:] - g.first > 7).nonzero().flatten()[::2]
     odds = odds._replace(prefix=sums_of(g, odds, 7, rows))
-    fast = [draw(g, odds, torch.arange(80), 7, seed) for seed in range(5)]
+    fast = [draw(g, odds, torch.arange(80), 7, seed, how) for seed in range(5)]
     everyone = draw(g, odds, torch.arange(80), -1)
     monkeypatch.setenv("ADAHOP_REFERENCE", "1")
     for seed, one in enumerate(fast):
-        assert all(map(torch.equal, one, draw(g, odds, torch.arange(80), 7, seed)))
+        assert all(map(torch.equal, one, draw(g, odds, torch.arange(80), 7, seed, how)))
     assert all(map(torch.equal, everyone, draw(g, odds, torch.arange(80), -1))) and len(everyone.pos) == g.num_edges
 
 
@@ -254,9 +255,30 @@ def test_static_weights_need_no_scan_and_zero_weights_never_come():
         assert (weight[drawn] > 0).all()
 
 
-def test_only_systematic_draws_keep_sums():
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
+def test_with_replacement_edges_come_as_often_as_stated(spread, weighted):
+    # chi-square over 300 neighbours at p > 1e-4 and |z| < 5 of the estimate, six cases: false alarm < 1e-3
+    n, copies, eta, k = 300, 400, 0.05, 40
+    g, gen = star(n, copies), torch.Generator().manual_seed(0)
+    node = torch.exp(spread * torch.randn(g.num_nodes, generator=gen))
+    edge = (torch.rand(n, generator=gen) + 0.1).repeat(copies) if weighted else None
+    odds = Odds(edge=edge, node=node, eta=eta)
+    odds = odds._replace(prefix=sums_of(g, odds, 1, torch.arange(copies)))
+    d = draw(g, odds, torch.arange(copies), k, how="multinomial")
+    x = node[copies:].double() * (1.0 if edge is None else edge[:n].double())
+    q = (1 - eta) * x / x.sum() + eta / n
+    item, value = g.indices.long()[d.pos] - copies, torch.rand(n, generator=gen)
+    assert torch.allclose(d.prob.double(), q[item], rtol=1e-4) and torch.allclose(d.scale * d.prob * k, torch.ones(()))
+    assert stats.chisquare(torch.bincount(item, minlength=n), q * len(item)).pvalue > 1e-4
+    estimate = (d.scale * value[item]).view(copies, k).sum(1).double()
+    assert abs(float(estimate.mean() - value.sum())) <= 5 * float(estimate.std()) / copies**0.5
+
+
+def test_which_draws_keep_sums():
     g = messy_graph()
-    for draw_, kept in (("multinomial", False), ("systematic", True)):
+    kept = {("adahop", "multinomial"), ("adahop", "systematic"), ("bs", "systematic")}
+    for draw_ in ops.DRAWS:
         for method in ("adahop", "bs"):
             policy = make(method, g, [3], draw=draw_).policy
-            assert (getattr(policy, "arms", policy).prefix.at(0) is not None) == kept
+            assert (getattr(policy, "arms", policy).prefix.at(0) is not None) == ((method, draw_) in kept)

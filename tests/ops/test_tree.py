@@ -1,4 +1,4 @@
-"""Sum trees and rejection: exact probabilities, no drift, odd shapes; and prefetching, which must change nothing."""
+"""Sum trees: exact probabilities, no drift, odd shapes; and prefetching, which must change nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from adahop import ops
-from adahop.ops import Bound, Odds, Sight, large_pages, random
+from adahop.ops import Sight, large_pages, random
 from adahop.ops.learning import tree
 from adahop.ops.simd import prefetch, prefetch_write
 from adahop.policies import Exp3, Tracked
@@ -109,7 +109,7 @@ def test_a_loaded_state_draws_the_same():
     assert not any("sums" in name for name in one.state_dict())
 
 
-def test_thread_counts_do_not_matter_for_trees_and_rejection(many_threads):
+def test_thread_counts_do_not_matter_for_trees_and_prefix_sums(many_threads):
     g = messy_graph(80, 20_000)
     runs = []
     for threads in (1, 2, 8):
@@ -122,32 +122,6 @@ def test_thread_counts_do_not_matter_for_trees_and_rejection(many_threads):
                     sampler.update(blocks, [torch.rand(b.num_edges, generator=gen) for b in blocks])
                 runs.append(sampler.sample(torch.arange(75)))
     assert all(same_blocks(runs[i], runs[i % 2]) for i in range(2, 6))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
-def test_rejection_draws_what_it_states(spread, weighted):
-    # chi-square over 300 neighbours at p > 1e-4, six cases: false alarm < 1e-3
-    n, copies, eta = 300, 400, 0.05
-    g, gen = star(n, copies), torch.Generator().manual_seed(0)
-    node = torch.exp(spread * torch.randn(g.num_nodes, generator=gen))
-    edge = (torch.rand(n, generator=gen) + 0.1).repeat(copies) if weighted else None
-    bound = Bound(torch.zeros(g.num_nodes), torch.zeros(g.num_nodes, dtype=torch.int16))
-    ops.bound(g.edges._replace(weight=edge), node, None, bound)
-    d = draw(g, Odds(edge=edge, node=node, eta=eta, bound=bound), torch.arange(copies), torch.tensor([40]))
-    x = node[copies:].double() * (1.0 if edge is None else edge[:n].double())
-    q = (1 - eta) * x / x.sum() + eta / n
-    item = g.indices.long()[d.pos] - copies
-    assert torch.allclose(d.prob.double(), q[item], rtol=1e-5)
-    assert stats.chisquare(torch.bincount(item, minlength=n), q * len(item)).pvalue > 1e-4
-
-
-def test_rejection_with_nothing_to_go_by_is_even():
-    g = star(50)
-    bound = Bound(torch.zeros(51), torch.zeros(51, dtype=torch.int16))
-    ops.bound(g.edges, torch.zeros(51), None, bound)
-    d = draw(g, Odds(node=torch.zeros(51), eta=0.05, bound=bound), torch.zeros(1, dtype=torch.long))
-    assert torch.allclose(d.prob, torch.full((5,), 1 / 50)) and len(d.pos) == 5
 
 
 def test_a_prefetch_changes_nothing():

@@ -3,7 +3,6 @@
 from adahop.ops import notice, random
 from adahop.ops.buffers import Scratch, large_pages, pinned
 from adahop.ops.drawing import (
-    bound,
     draw,
     goes_by_sums,
     hop,
@@ -16,7 +15,6 @@ from adahop.ops.drawing import (
     pads,
     pick,
     plan,
-    rejects,
     renew,
     target_rows,
     visit,
@@ -46,7 +44,6 @@ from adahop.ops.summing import (
 from adahop.ops.threads import alone, get_threads, over, set_threads, threads
 from adahop.ops.types import (
     DRAWS,
-    Bound,
     Drawn,
     Edges,
     Exp3Rule,

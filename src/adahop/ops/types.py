@@ -86,15 +86,8 @@ class Tree(NamedTuple):
     sums: Tensor  # [lines * 16]
 
 
-class Bound(NamedTuple):
-    """What draws by rejection need of x = edge * node[source], see `adahop.ops.drawing.cpu_reject`."""
-
-    total: Tensor  # [R] sum of x over a row's neighbours
-    reach: Tensor  # [R] int16: n max x / sum x
-
-
 class Prefix(NamedTuple):
-    """Prefix sums of inclusion probabilities, see `adahop.ops.drawing.cpu_prefix`: systematic draws by look-ups."""
+    """Prefix sums of inclusion probabilities, see `adahop.ops.drawing.cpu_prefix`: draws by look-ups."""
 
     table: Tensor  # [P] int32, the bits of uint32
     upto: Tensor  # [2 R] int32: the largest k that a row's sums serve (0: none were made), visits since they were made
@@ -109,10 +102,9 @@ class Odds(NamedTuple):
     edge: Tensor | None = None
     node: Tensor | None = None
     eta: float = 0.0
-    bound: Bound | None = None  # sums and maxima of `edge` times `node`, where they are kept
     tree: Tree | None = None  # the sums of `edge`, where they are kept; the weights are then positive
     shift: Tensor | None = None  # [R] a row reads node[source + shift]: one number per relation and source
-    prefix: Prefix | None = None  # systematic draws of whole rows go by these, where they are kept
+    prefix: Prefix | None = None  # draws of whole rows go by these, where they are kept
     root: bool = False  # `node` holds squares: draws that read a few of them need no roots of all; only with `prefix`
 
 

@@ -1,4 +1,4 @@
-"""Inclusion probabilities as they were a while ago, in the form that makes systematic draws quick."""
+"""Inclusion probabilities as they were a while ago, in the form that makes draws quick."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def renew_all(graph: Graph, k: int, odds: Odds, prefix: Prefix) -> None:
 
 
 class PrefixSums(nn.Module):
-    """Prefix sums of each row's inclusion probabilities per layer, from which k edges are drawn in O(k log n).
+    """Prefix sums of each row's inclusion probabilities per layer, from which k edges are drawn in O(k log n),
+    with replacement or systematically.
 
     A row's sums are made again while learning, after n / (OFTEN k) visits: OFTEN k edges are read per visit, whatever
     the degree. Until its first time a row is drawn from evenly. Memory: 4 bytes per edge and 8 per node, per layer; a
@@ -38,13 +39,18 @@ class PrefixSums(nn.Module):
 
     def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY):
         super().__init__()
-        self.graph, self.layers, self.storage, self.wanted = graph, layers, storage, False
+        self.graph, self.layers, self.storage = graph, layers, storage
+        self.wanted, self.once = False, True
         for layer in range(layers):
             self.register_buffer(f"table{layer}", None)
             self.register_buffer(f"upto{layer}", None)
 
-    def open(self) -> None:
-        """Keep sums from now on, where this device's draws go by them."""
+    def open(self, how: str) -> None:
+        """Keep sums for such draws from now on, where this device goes by them."""
+        self.once = how == "systematic"  # no edge comes twice: probabilities are capped
+        self._make()
+
+    def _make(self) -> None:
         kept, self.wanted = self._buffers["upto0"] is not None, True
         if not kept and ops.goes_by_sums(self.graph.indptr):
             for layer in range(self.layers):
@@ -62,12 +68,12 @@ class PrefixSums(nn.Module):
         if (prefix := self.at(layer)) is not None:
             due, k = ops.visit(row, ptr, self.graph.edges, OFTEN, prefix)
             if due.numel():
-                ops.renew(due, k, self.graph.edges, odds, prefix)
+                ops.renew(due, k if self.once else torch.ones_like(k), self.graph.edges, odds, prefix)
 
     def renew(self, layer: int, k: int, odds: Odds) -> None:
         """New sums for all rows that leave anything to chance at k draws."""
         if (prefix := self.at(layer)) is not None:
-            renew_all(self.graph, k, odds, prefix)
+            renew_all(self.graph, k if self.once else 1, odds, prefix)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -80,7 +86,7 @@ class PrefixSums(nn.Module):
                               *more: Any) -> None:  # fmt: skip
         told: list[str] = []
         if f"{prefix}upto0" in state:
-            self.open()
+            self._make()
         super()._load_from_state_dict(state, prefix, meta, strict, told, *more)
         for layer in range(self.layers):
             if f"{prefix}upto{layer}" in told:  # written before sums were kept: every row begins anew
@@ -93,7 +99,7 @@ class PrefixSums(nn.Module):
                 setattr(self, name, None)
             self.graph = self.graph.to(device)
             if self.wanted:
-                self.open()
+                self._make()
             return self
         super()._apply(fn, recurse)
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from adahop.checks import between
 from adahop.graph import Graph
 from adahop.ops import Odds, Scratch, TrackRule
 from adahop.policies.base import Policy, sight
-from adahop.policies.copied import Copied
 from adahop.policies.prefix import PrefixSums
 from adahop.storage import MEMORY, Storage
 
@@ -25,11 +25,11 @@ class Tracked(Policy):
     """q_ij in proportion to a_ij sqrt(v_j), v_j an exponential average of |m_j|^2 / level, mixed with `eta` uniform.
 
     |m_j|^2 = energy / (weight scale)^2 belongs to node j, not to the edge: what one parent sees serves all, and what is
-    learned takes 6 bytes per node and layer (in a typed graph per relation and source). What spares the CPU a scan
-    takes 10 more per node for draws with replacement (`Copied`), 8 per node and 4 per edge for systematic ones
-    (`PrefixSums`). The average of squares is what minimises the variance when h_j itself is noisy (sampled below,
-    dropout). `level` is the mean |m|^2 of the day: as a model learns, all norms grow together, and a node
-    seen long ago must not look small for it. v starts at 1, the typical node, and counts as one sight.
+    learned takes 6 bytes per node and layer (in a typed graph per relation and source). What spares the CPU a scan, for
+    draws with replacement and systematic ones, takes 8 more per node and 4 per edge (`PrefixSums`). The average of
+    squares is what minimises the variance when h_j itself is noisy (sampled below, dropout). `level` is the mean |m|^2
+    of the day: as a model learns, all norms grow together, and a node seen long ago must not look small for it. v
+    starts at 1, the typical node, and counts as one sight.
 
     >>> policy = Tracked(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).node.tolist()
@@ -48,7 +48,7 @@ class Tracked(Policy):
         self.register_buffer("square", storage.ones(layers, n, device=device))
         self.register_buffer("visits", storage.zeros(layers, n, dtype=torch.int16, device=device))
         self.register_buffer("level", torch.zeros(layers, device=device))  # 0: nothing seen yet
-        self.copied, self.prefix = Copied(graph, storage), PrefixSums(graph, layers, storage)
+        self.prefix = PrefixSums(graph, layers, storage)
         self.scratch = Scratch(storage.full)
 
     @property
@@ -56,22 +56,23 @@ class Tracked(Policy):
         """[layers, N] the norms as they are known today."""
         return self.square.sqrt()
 
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        for name in ("node", "since"):  # of an earlier form of the sums, which are made again
+            state.pop(f"{prefix}copied.{name}", None)
+        super()._load_from_state_dict(state, prefix, *more)
+
     def odds(self, layer: int) -> Odds:
         return Odds(edge=self.graph.weight, node=self.square[layer].sqrt(), eta=self.eta, shift=self.graph.shift)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
-        if how == "systematic" and self.eta > 0:
-            self.prefix.open()
-        if how == "multinomial" and self.eta > 0:
-            self.copied.open(self.square)
+        if how in ("systematic", "multinomial") and self.eta > 0:
+            self.prefix.open(how)
 
     def odds_for(self, layer: int, how: str) -> Odds:
         """On the CPU, draws with replacement and systematic ones go by the norms of a while ago, without a scan; the
         others see today's."""
-        if how == "systematic" and (sums := self.prefix.at(layer)) is not None:
-            return self._squares(layer)._replace(prefix=sums)
-        copied = self.copied.is_open and ops.rejects(self.square, how, self.eta)
-        return self.copied.odds(layer, self.eta) if copied else self.odds(layer)
+        sums = self.prefix.at(layer) if how in ("systematic", "multinomial") else None
+        return self.odds(layer) if sums is None else self._squares(layer)._replace(prefix=sums)
 
     def _squares(self, layer: int) -> Odds:
         """`odds` without a root per node: for kernels that read a few of them."""
@@ -84,7 +85,6 @@ class Tracked(Policy):
         ends, energy = self._ends(block, energy)
         seen = sight(block)
         if ops.track(ends, seen, energy, block.weight, state, rule, self.scratch):
-            self.copied.learned(layer, block.num_edges, self.square[layer])
             self.prefix.visited(layer, seen.row, seen.ptr, self._squares(layer))
 
     def _ends(self, block: Block, energy: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:

@@ -59,9 +59,6 @@ def taught(own: Sampler) -> Sampler:
     policy, chance = own.policy, torch.Generator().manual_seed(0)
     if isinstance(policy, Tracked):
         policy.square.copy_(torch.randn(policy.square.shape, generator=chance).exp())
-        if policy.copied.is_open:
-            policy.copied.node.copy_(policy.square.sqrt())
-            policy.copied.sum_up()
         renew(own, policy.prefix, chance)
     elif isinstance(policy, Exp3):
         policy.arms.put(slice(None), (0.5 * torch.randn(policy.arms.weight.shape, generator=chance)).exp())

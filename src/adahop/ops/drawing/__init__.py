@@ -7,7 +7,7 @@ from torch import Tensor
 
 from adahop.ops.drawing import cpu, reference, reference_prefix
 from adahop.ops.registry import register
-from adahop.ops.types import Bound, Edges, Odds, Rows
+from adahop.ops.types import Edges, Odds, Rows
 
 CUDA = "adahop.ops.drawing.cuda"
 SMALLEST = 1e-30  # what cannot be told from zero beside the largest odds still counts as possible
@@ -53,16 +53,5 @@ def pads(at: Tensor) -> bool:
 
 
 def goes_by_sums(at: Tensor) -> bool:
-    """Whether systematic draws where `at` lies go by prefix sums; a GPU is quicker with a scan of the row."""
+    """Whether draws by odds where `at` lies go by prefix sums; a GPU is quicker with a scan of the row."""
     return at.is_cpu
-
-
-def rejects(node: Tensor, how: str, eta: float) -> bool:
-    """Whether draws by one number per source are made by rejection, from a copy with its sums (see `Bound`)."""
-    return how == "multinomial" and eta > 0 and node.is_cpu and draw.form(node) != "cuda"
-
-
-def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:
-    """The sums and reaches of weight * node[source] of all rows, in one pass over the edges, where draws need them."""
-    if node.is_cpu:
-        cpu.bound(edges, node, shift, out)

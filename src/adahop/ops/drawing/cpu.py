@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adahop.ops.buffers import empty
-from adahop.ops.drawing import cpu_hop, cpu_labor, cpu_prefix, cpu_reject, cpu_scan, cpu_tree
+from adahop.ops.drawing import cpu_hop, cpu_labor, cpu_prefix, cpu_scan, cpu_tree
 from adahop.ops.drawing.reference import SURE
 from adahop.ops.numbering import cpu as numbering
 from adahop.ops.threads import get_threads, over
@@ -17,7 +17,6 @@ from adahop.ops.types import (
     DRAWS,
     NO_PLACES,
     NO_WEIGHTS,
-    Bound,
     Drawn,
     Edges,
     Near,
@@ -63,11 +62,22 @@ def alike(odds: Odds, how: str) -> bool:
     return odds.edge is None and odds.node is None and how != "poisson"
 
 
+def usable(odds: Odds, rows: Rows, how: str) -> Odds:
+    """The odds with those of their sums that such draws go by; sums that are kept are those of whole rows."""
+    whole = unclipped(rows)
+    by_prefix = odds.prefix is not None and whole and how in ("systematic", "multinomial")
+    by_tree = odds.tree is not None and odds.edge is not None and whole and how == "multinomial" and not by_prefix
+    if by_prefix:
+        return odds._replace(tree=None)
+    return plain_odds(odds)._replace(tree=odds.tree if by_tree else None)
+
+
 def hop(
     edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int, scratch: Tensor, known: bool
 ) -> tuple[Drawn, Numbered]:
-    n, size = rows.row.numel(), int(k[0]) if k.numel() == 1 else -1
-    simple = size >= 0 and unclipped(rows) and alike(odds, how)
+    n, size, odds = rows.row.numel(), int(k[0]) if k.numel() == 1 else -1, usable(odds, rows, how)
+    plain, summed = alike(odds, how), odds.prefix is not None or odds.tree is not None
+    simple = size >= 0 and unclipped(rows) and (plain or summed)
     most = n * (size + edges.loops) if simple else 0
     if not simple or numbering.parts(n, most) > 1:
         ready = plan(edges, rows, k, how, odds, key)
@@ -77,12 +87,17 @@ def hop(
     ptr, pos, ends = empty((n + 1,), np.int64), empty((most,), np.int64), empty((2 * most,), np.int64)
     e_id, n_id = pos if none else empty((most,), np.int64), empty((len(dst) + most + 1,), np.int64)
     w, prob, scale = empty((most,), np.float32), empty((most,), np.float32), empty((most,), np.float32)
-    marks = scratch.numpy()
+    marks, of = scratch.numpy(), rows.row.numpy()
+    out = (known, marks, ptr, pos, ends, e_id, (w, prob, scale), n_id)
     try:
-        m, nodes = cpu_hop.uniform_hop(
-            dst, rows.row.numpy(), target, edges.arrays, size, DRAWS[how], key, known, marks, ptr, pos, ends, e_id,
-            (w, prob, scale), n_id,
-        )  # fmt: skip
+        if plain:
+            m, nodes = cpu_hop.uniform_hop(dst, of, target, edges.arrays, size, DRAWS[how], key, *out)
+        else:
+            where = tuple(empty((n,), np.int64) for _ in range(4))
+            prefix = None if odds.prefix is None else _prefix(odds.prefix)
+            tree = None if odds.tree is None else tuple(t.numpy() for t in odds.tree)
+            by = (key, (*_odds(odds), odds.root), prefix, tree)
+            m, nodes = cpu_hop.learned_hop(dst, of, target, edges.arrays, where, k.numpy(), DRAWS[how], *by, *out)
     except BaseException:
         marks.fill(-1)
         raise
@@ -92,25 +107,19 @@ def hop(
 
 
 def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Plan:
-    n, of, ks = rows.row.numel(), rows.row.numpy(), k.numpy()
+    n, of, ks, odds = rows.row.numel(), rows.row.numpy(), k.numpy(), usable(odds, rows, how)
     ptr = empty((n + 1,), np.int64)
     where = extents(edges, rows, ks, ptr)
-    plain, whole = alike(odds, how), unclipped(rows)  # sums that are kept are those of whole rows
-    if odds.prefix is not None and not (whole and how == "systematic"):
-        odds = plain_odds(odds)
     work = ptr
     kernel: Callable = cpu_scan.uniform_rows
     given: tuple = (of, where, ptr, ks, DRAWS[how], key)
-    if whole and odds.tree is not None and odds.edge is not None and how == "multinomial":
+    if odds.tree is not None and odds.edge is not None:
         tree = tuple(t.numpy() for t in (odds.edge, *odds.tree))
         kernel, given = cpu_tree.tree_rows, (*given[:4], key, odds.eta, tree)
-    elif whole and odds.bound is not None and odds.eta > 0.0 and how == "multinomial":
-        bound = tuple(t.numpy() for t in odds.bound)
-        kernel, given = cpu_reject.reject_rows, (*given[:4], key, _odds(odds), edges.arrays[3], bound)
     elif odds.prefix is not None:
         told = (*_odds(odds), odds.root)
-        kernel, given = cpu_prefix.prefix_rows, (*given[:4], key, told, edges.arrays[3], _prefix(odds.prefix))
-    elif not plain:
+        kernel, given = cpu_prefix.prefix_rows, (*given, told, edges.arrays[3], _prefix(odds.prefix))
+    elif not alike(odds, how):
         kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.arrays[3])
         work = np.concatenate([[0], np.cumsum(where[1] + 16)])
         if how == "poisson" or odds.eta == 0.0:  # who takes part is known only when the odds are
@@ -152,14 +161,6 @@ def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> 
     of, told = rows.numpy(), (*_odds(odds), odds.root)
     work = 0 if get_threads() == 1 else np.concatenate([[0], np.cumsum(last[of] - first[of])])
     over(cpu_prefix.renew, len(of), of, k.numpy(), first, last, indices, told, *_prefix(prefix), work=work)
-
-
-def bound(edges: Edges, node: Tensor, shift: Tensor | None, out: Bound) -> None:
-    stored = [t.numpy() for t in (edges.first, edges.last, edges.indices)]
-    given = (NO_WEIGHTS if edges.weight is None else edges.weight.numpy(), node.numpy())
-    move = NO_PLACES if shift is None else shift.numpy()
-    work = np.concatenate([stored[0][:1], stored[1]])
-    over(cpu_reject.sum_up, len(stored[0]), *stored, *given, move, *(t.numpy() for t in out), work=work)
 
 
 def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:

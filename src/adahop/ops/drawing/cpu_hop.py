@@ -1,4 +1,4 @@
-"""A whole hop of uniform draws on the CPU in one pass: drawn, looked up and numbered, each group a step behind.
+"""A whole hop on the CPU in one pass: drawn, looked up and numbered, each group a step behind.
 
 A group's places are drawn and their lines asked for; while these come, the group before is looked up and the lines of
 its sources' numbers asked for; and the group before that is numbered. What is handed on stays in the nearest cache.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from adahop.ops.drawing.cpu_scan import sure, uniform_row
+from adahop.ops.drawing import cpu_prefix, cpu_tree
+from adahop.ops.drawing.cpu_prefix import prefix_group
+from adahop.ops.drawing.cpu_scan import extents, sure, uniform_row
+from adahop.ops.drawing.cpu_tree import tree_group
 from adahop.ops.random import base
 from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write
+from adahop.ops.types import NO_PLACES
 
 GROUP = 32  # targets that are drawn, looked up and numbered together
+LEARNED = min(cpu_prefix.GROUP, cpu_tree.GROUP)  # the same by learned odds
 AHEAD = 24  # targets whose extents are asked for before they are read
 
 
@@ -58,9 +63,40 @@ def name(a, b, n, src, local_of, n_id):
     return n
 
 
+@part
+def name_targets(dst, known, local_of, n_id):
+    """Targets are numbered as they come, in `local_of` only where they are not `known` there; how many they are."""
+    n = dst.shape[0]
+    for i in range(n):
+        n_id[i] = dst[i]
+    if not known:
+        for i in range(n):
+            prefetch_write(local_of, dst[i])
+        for i in range(n):
+            if local_of[dst[i]] < 0:  # a target that comes twice goes by its first number
+                local_of[dst[i]] = i
+    return n
+
+
+@part
+def finish(looked, named, o, n, target, ptr, pos, indices, eid, weight, local_of, ends, e_id, w, n_id):
+    """What is still to be looked up and numbered of the o edges, and their targets; how many nodes there are."""
+    n = name(named, looked, n, ends, local_of, n_id)
+    look_up(looked, o, pos, indices, eid, weight, local_of, ends, e_id, w)
+    n = name(looked, o, n, ends, local_of, n_id)
+    for t in range(ptr.shape[0] - 1):
+        at = target[t] if target.shape[0] > 0 else t
+        for e in range(np.uint64(o + ptr[t]), np.uint64(o + ptr[t + 1])):
+            ends[e] = at
+    if weight.shape[0] == 0:
+        for e in range(np.uint64(o)):
+            w[e] = np.float32(1.0)
+    return n
+
+
 @kernel
 def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, pos, ends, e_id, chance, n_id):
-    """Fill all but the last: k of each row's neighbours, all alike, and its self-loops. (edges, nodes)
+    """Fill all from ptr on: k of each row's neighbours, all alike, and its self-loops. (edges, nodes)
 
     `ends` gets the sources, then right after them the targets; `chance` is (weight, prob, scale). Numbers of the nodes
     stay in `local_of`, and with `known` those of the targets are there already.
@@ -70,15 +106,7 @@ def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, po
         (dst, rows, target, local_of, ptr, pos, ends, e_id, n_id)
     )
     w, prob, scale = bare(chance)
-    many, n, out = rows.shape[0], dst.shape[0], np.empty(max(k, 1), np.int64)
-    for i in range(n):
-        n_id[i] = dst[i]
-    if not known:
-        for i in range(n):
-            prefetch_write(local_of, dst[i])
-        for i in range(n):
-            if local_of[dst[i]] < 0:  # a target that comes twice goes by its first number
-                local_of[dst[i]] = i
+    many, n, out = rows.shape[0], name_targets(dst, known, local_of, n_id), np.empty(max(k, 1), np.int64)
     o, looked, named = 0, 0, 0
     ptr[0] = 0
     for at in range(0, many, GROUP):
@@ -103,14 +131,44 @@ def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, po
         n = name(named, looked, n, ends, local_of, n_id)
         look_up(looked, drawn, pos, indices, eid, weight, local_of, ends, e_id, w)
         named, looked = looked, drawn
-    n = name(named, looked, n, ends, local_of, n_id)
-    look_up(looked, o, pos, indices, eid, weight, local_of, ends, e_id, w)
-    n = name(looked, o, n, ends, local_of, n_id)
-    for t in range(many):
-        at = target[t] if target.shape[0] > 0 else t
-        for e in range(np.uint64(o + ptr[t]), np.uint64(o + ptr[t + 1])):
-            ends[e] = at
-    if weight.shape[0] == 0:
-        for e in range(np.uint64(o)):
-            w[e] = np.float32(1.0)
-    return o, n
+    return o, finish(looked, named, o, n, target, ptr, pos, indices, eid, weight, local_of, ends, e_id, w, n_id)
+
+
+@kernel
+def learned_hop(dst, rows, target, stored, where, ks, how, key, odds, prefix, tree, known, local_of, ptr, pos, ends,
+                e_id, chance, n_id):  # fmt: skip
+    """The same by learned odds, in prefix sums or in a tree: the other one is None. `where` is room."""
+    begin, first, last, indices, weight, eid = bare(stored)
+    dst, rows, target, local_of, ptr, pos, ends, e_id, n_id = bare(
+        (dst, rows, target, local_of, ptr, pos, ends, e_id, n_id)
+    )
+    w, prob, scale = bare(chance)
+    start, size, loop, loops = bare(where)
+    edge, node, eta, shift, root = odds
+    edge, node, shift, ks = bare((edge, node, shift, ks))
+    extents(begin, first, last, rows, NO_PLACES, NO_PLACES, ks, where, ptr)
+    many, n, most = rows.shape[0], name_targets(dst, known, local_of, n_id), max(ks[0], 1)
+    if prefix is not None:
+        table, upto = bare(prefix)
+        mark, out = np.empty(cpu_prefix.GROUP * most, np.int64), np.empty(most, np.int64)
+    if tree is not None:
+        line, sums = bare(tree)
+        bits, inner = np.empty(cpu_tree.GROUP * most, np.uint64), np.empty(cpu_tree.TOP + cpu_tree.WIDE)
+        outer, total = np.zeros(cpu_tree.BLOCKS + 1), np.empty(cpu_tree.GROUP)
+        tops = np.empty(cpu_tree.GROUP, np.int64)
+    looked, named = 0, 0
+    for at in range(0, many, LEARNED):
+        end = min(at + LEARNED, many)
+        if prefix is not None:
+            prefix_group(at, end, many, rows, start, size, loop, loops, ptr, ks, how, key, indices, edge, node, eta,
+                         shift, root, table, upto, mark, out, pos, prob, scale)  # fmt: skip
+        if tree is not None:
+            tree_group(at, end, many, rows, start, size, loop, loops, ptr, ks, key, eta, edge, line, sums, bits, inner,
+                       outer, total, tops, pos, prob, scale)  # fmt: skip
+        drawn, o = ptr[at], ptr[end]
+        ask(drawn, o, pos, indices, eid, weight)
+        n = name(named, looked, n, ends, local_of, n_id)
+        look_up(looked, drawn, pos, indices, eid, weight, local_of, ends, e_id, w)
+        named, looked = looked, drawn
+    o = ptr[many]
+    return o, finish(looked, named, o, n, target, ptr, pos, indices, eid, weight, local_of, ends, e_id, w, n_id)

@@ -1,17 +1,27 @@
-"""Systematic draws on the CPU from prefix sums of inclusion probabilities: k look-ups per target, nothing is scanned.
+"""Draws on the CPU from prefix sums of inclusion probabilities: k look-ups per target, nothing is scanned.
 
 A row's inclusion probabilities, divided by k, are whole numbers that sum to 2^32, each at least 1 and at most
 2^32 // k; `table` holds their prefix sums as uint32 (the last, 2^32, is 0 there and never read). The marks are
 floor((U + s 2^32) / k), s = 0 .. k - 1, for one U of 32 random bits. Every whole number below 2^32 is a mark for
 exactly k of all (U, s), so an edge of length l comes with probability exactly k l / 2^32; two marks are at least
-2^32 // k apart, so that no edge comes twice.
+2^32 // k apart, so that no edge comes twice. Draws with replacement have a mark of 32 random bits each, and
+probability l / 2^32; their tables are made as for k = 1.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from adahop.ops.drawing.cpu_scan import FLOOR, floyd, inclusion, shift_of, shuffle, sure, systematic
+from adahop.ops.drawing.cpu_scan import (
+    FLOOR,
+    MULTINOMIAL,
+    inclusion,
+    shift_of,
+    shuffle,
+    sure,
+    systematic,
+    uniform_row,
+)
 from adahop.ops.random import base, draw32
 from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write, words_passed
 
@@ -132,16 +142,20 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
 
 
 @part
-def set_marks(stream, k, d, mark):
-    """mark[d + s] = floor((U + s 2^32) / k)."""
-    bits = np.int64(draw32(stream, 0))
-    whole, rest = ONE // k, ONE % k
-    at, over = bits // k, bits % k
-    for s in range(k):
-        mark[d + s] = at
-        over += rest
-        at += whole + (1 if over >= k else 0)
-        over -= k if over >= k else 0
+def set_marks(stream, k, d, how, mark):
+    """mark[d + s] = floor((U + s 2^32) / k), or a U of its own for each draw with replacement."""
+    if how == MULTINOMIAL:
+        for s in range(k):
+            mark[d + s] = np.int64(draw32(stream, s))
+    else:
+        bits = np.int64(draw32(stream, 0))
+        whole, rest = ONE // k, ONE % k
+        at, over = bits // k, bits % k
+        for s in range(k):
+            mark[d + s] = at
+            over += rest
+            at += whole + (1 if over >= k else 0)
+            over -= k if over >= k else 0
 
 
 @kernel
@@ -188,24 +202,25 @@ def find(a, n, at, t, table):
 
 
 @part
-def state(a, n, k, o, table, pos, prob, scale):
-    """The probabilities of the edges found."""
-    unit, most, last = k / np.float64(ONE), ONE // k, a + n - 1
+def state(a, n, k, o, how, table, pos, prob, scale):
+    """The probabilities of the edges found: of each draw with replacement, else of coming at all."""
+    once = how != MULTINOMIAL
+    unit, most, times = (k / np.float64(ONE) if once else 1.0 / ONE), ONE // k, np.float32(1.0 if once else k)
+    last = a + n - 1
     for s in range(k):
         p = pos[o + s]
         end = np.int64(table[p]) if p < last else np.int64(ONE)
         length = end - (np.int64(table[p - 1]) if p > a else np.int64(0))
-        q = np.float32(length * unit) if length < most else np.float32(1.0)
-        prob[o + s], scale[o + s] = q, np.float32(1.0) / q
+        q = np.float32(1.0) if once and length >= most else np.float32(length * unit)
+        prob[o + s], scale[o + s] = q, np.float32(1.0) / (times * q)
 
 
 @kernel
-def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, w, idx, out, pos, prob, scale):
+def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, pos, prob, scale):
     """k of n by the odds of today."""
+    w, idx, out = np.empty(n), np.arange(n), np.empty(n, np.int64)
     fill(a, n, indices, edge, node, far, root, w)
     inclusion(w, n, k, eta)
-    for j in range(n):
-        idx[j] = j
     shuffle(idx, w, n, stream)
     taken = systematic(w, n, k, stream, out)
     for s in range(taken):
@@ -214,69 +229,68 @@ def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, w, idx, out, p
 
 
 @part
-def uniform(a, n, k, o, stream, out, pos, prob, scale):
-    """k of n, all alike."""
-    floyd(n, k, stream, out)
-    q, times = np.float32(np.float64(k) / n), np.float32(np.float64(n) / k)
-    for s in range(k):
-        pos[o + s], prob[o + s], scale[o + s] = a + out[s], q, times
+def by_table(k, n, how, serves):
+    """Whether k draws of n are made by look-ups."""
+    return 0 <= k < n and serves > 0 and (how == MULTINOMIAL or serves >= k)
+
+
+@part
+def prefix_group(begin, end, hi, dst, start, size, self_loops, loops, ptr, ks, how, key, indices, edge, node, eta,
+                 shift, root, table, upto, mark, out, pos, prob, scale):  # fmt: skip
+    """Fill the targets begin..end: all that will be read is asked for before the first is read."""
+    most = mark.shape[0] // GROUP
+    for t in range(begin, end):
+        if t + AHEAD < hi:
+            prefetch(upto, 2 * dst[t + AHEAD])
+        a, n, v, d = start[t], size[t], dst[t], (t - begin) * most
+        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        sure(self_loops[t], ptr[t], loops[t], pos, prob, scale)
+        if k < 0 or n <= k:
+            sure(a, o, n, pos, prob, scale)
+            continue
+        stream, serves = base(key, v), upto[2 * v]
+        if by_table(k, n, how, serves):
+            set_marks(stream, k, d, how, mark)
+            for s in range(k):
+                pos[o + s] = a + ((mark[d + s] * n) >> 32)
+                ask(table, pos[o + s])
+        elif serves == 0:
+            uniform_row(a, n, k, o, stream, how, out, pos, prob, scale)
+        else:
+            scan(a, n, k, o, stream, indices, edge, node, shift_of(shift, v), root, eta, pos, prob, scale)
+    for t in range(begin, end):
+        a, n, d = start[t], size[t], (t - begin) * most
+        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        if n > LONG and by_table(k, n, how, upto[2 * dst[t]]):
+            for s in range(k):  # a second guess, by how far the first one is off
+                p = pos[o + s]
+                p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
+                pos[o + s] = p
+                ask(table, p)
+    for t in range(begin, end):
+        a, n, d = start[t], size[t], (t - begin) * most
+        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        if by_table(k, n, how, upto[2 * dst[t]]):
+            for s in range(k):
+                pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)
+            state(a, n, k, o, how, table, pos, prob, scale)
 
 
 @kernel
-def prefix_rows(lo, hi, dst, where, ptr, ks, key, odds, indices, prefix, drawn):
-    """Fill targets lo..hi, k of n without replacement by the rows' tables.
+def prefix_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, drawn):
+    """Fill targets lo..hi, k draws of n by the rows' tables.
 
-    A row without a table is drawn from evenly; one whose table does not serve k is scanned.
+    A row without a table is drawn from evenly; one whose table does not serve k without replacement is scanned.
     """
     start, size, self_loops, loops = bare(where)
     edge, node, eta, shift, root = odds
     edge, node, shift, indices, dst, ptr, ks = bare((edge, node, shift, indices, dst, ptr, ks))
     table, upto = bare(prefix)
     pos, prob, scale = bare(drawn)
-    most, longest = 1, 1
+    most = 1
     for t in range(lo, hi):
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
         most = max(most, ptr[t + 1] - ptr[t])
-        if k > upto[2 * dst[t]] > 0:
-            longest = max(longest, size[t])
-    mark, out = np.empty(GROUP * most, np.int64), np.empty(max(most, longest), np.int64)
-    w, idx = np.empty(longest), np.empty(longest, np.int64)
+    mark, out = np.empty(GROUP * most, np.int64), np.empty(most, np.int64)
     for begin in range(lo, hi, GROUP):
-        end = min(begin + GROUP, hi)
-        for t in range(begin, end):
-            if t + AHEAD < hi:
-                prefetch(upto, 2 * dst[t + AHEAD])
-            a, n, v, d = start[t], size[t], dst[t], (t - begin) * most
-            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            everyone = k < 0 or n <= k
-            sure(self_loops[t], ptr[t], loops[t], pos, prob, scale)
-            if everyone:
-                sure(a, o, n, pos, prob, scale)
-                continue
-            stream, serves = base(key, v), upto[2 * v]
-            if serves == 0:
-                uniform(a, n, k, o, stream, out, pos, prob, scale)
-            elif serves < k:
-                scan(a, n, k, o, stream, indices, edge, node, shift_of(shift, v), root, eta, w, idx, out, pos, prob,
-                     scale)  # fmt: skip
-            else:
-                set_marks(stream, k, d, mark)
-                for s in range(k):
-                    pos[o + s] = a + ((mark[d + s] * n) >> 32)
-                    ask(table, pos[o + s])
-        for t in range(begin, end):
-            a, n, d = start[t], size[t], (t - begin) * most
-            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            if 0 <= k < n and n > LONG and upto[2 * dst[t]] >= k:
-                for s in range(k):  # a second guess, by how far the first one is off
-                    p = pos[o + s]
-                    p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
-                    pos[o + s] = p
-                    ask(table, p)
-        for t in range(begin, end):
-            a, n, d = start[t], size[t], (t - begin) * most
-            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            if 0 <= k < n and upto[2 * dst[t]] >= k:
-                for s in range(k):
-                    pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)
-                state(a, n, k, o, table, pos, prob, scale)
+        prefix_group(begin, min(begin + GROUP, hi), hi, dst, start, size, self_loops, loops, ptr, ks, how, key, indices,
+                     edge, node, eta, shift, root, table, upto, mark, out, pos, prob, scale)  # fmt: skip

@@ -130,6 +130,39 @@ def finish(top, a, n, k, o, d, eta, total, bits, w, pos, prob, scale):
         pos[o + s], prob[o + s], scale[o + s] = p, q, np.float32(1.0) / (times * q)
 
 
+@part
+def tree_group(begin, end, hi, dst, start, size, begins, loops, ptr, ks, key, eta, w, line, sums, bits, inner, outer,
+               total, tops, pos, prob, scale):  # fmt: skip
+    """Fill the targets begin..end, whose draws go down together; `bits` and what follows is room to work in."""
+    most, tall = bits.shape[0] // GROUP, 0
+    for t in range(begin, end):
+        ask(t, hi, dst, start, size, w, line, sums)
+        a, n, g, v = start[t], size[t], t - begin, dst[t]
+        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        sure(begins[t], ptr[t], loops[t], pos, prob, scale)
+        tops[g] = 0
+        if k < 0 or n <= k:
+            sure(a, o, n, pos, prob, scale)
+            continue
+        toss(base(key, v), k, g * most, bits)
+        if line[v] < 0:
+            flat_row(a, n, k, o, g * most, eta, inner, outer, bits, w, pos, prob, scale)
+            continue
+        top, at, many, below = highest(a, a + n, line[v])
+        total[g] = enter(a, n, k, o, g * most, eta, top, at, many, below, inner, outer, bits, w, sums, pos)
+        tops[g], tall = top, max(tall, top)
+    for now in range(tall, 1, -1):
+        for t in range(begin, end):
+            g, o = t - begin, ptr[t] + loops[t]
+            if tops[g] >= now:
+                at, _, below = level(now - 1, start[t], start[t] + size[t], line[dst[t]])
+                go_down(now, tops[g], start[t], ptr[t + 1] - o, o, g * most, at, below, bits, w, sums, pos)
+    for t in range(begin, end):
+        g, o = t - begin, ptr[t] + loops[t]
+        if tops[g] > 0:
+            finish(tops[g], start[t], size[t], ptr[t + 1] - o, o, g * most, eta, total[g], bits, w, pos, prob, scale)
+
+
 @kernel
 def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
     """Fill targets lo..hi, k draws with replacement by the weights in a tree: one cache line per level and draw."""
@@ -143,31 +176,5 @@ def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
     bits, inner, outer = np.empty(GROUP * most, np.uint64), np.empty(TOP + WIDE), np.zeros(BLOCKS + 1)
     total, tops = np.empty(GROUP), np.empty(GROUP, np.int64)
     for begin in range(lo, hi, GROUP):
-        end, tall = min(begin + GROUP, hi), 0
-        for t in range(begin, end):
-            ask(t, hi, dst, start, size, w, line, sums)
-            a, n, g, v = start[t], size[t], t - begin, dst[t]
-            o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
-            sure(begins[t], ptr[t], loops[t], pos, prob, scale)
-            tops[g] = 0
-            if k < 0 or n <= k:
-                sure(a, o, n, pos, prob, scale)
-                continue
-            toss(base(key, v), k, g * most, bits)
-            if line[v] < 0:
-                flat_row(a, n, k, o, g * most, eta, inner, outer, bits, w, pos, prob, scale)
-                continue
-            top, at, many, below = highest(a, a + n, line[v])
-            total[g] = enter(a, n, k, o, g * most, eta, top, at, many, below, inner, outer, bits, w, sums, pos)
-            tops[g], tall = top, max(tall, top)
-        for now in range(tall, 1, -1):
-            for t in range(begin, end):
-                g, o = t - begin, ptr[t] + loops[t]
-                if tops[g] >= now:
-                    at, _, below = level(now - 1, start[t], start[t] + size[t], line[dst[t]])
-                    go_down(now, tops[g], start[t], ptr[t + 1] - o, o, g * most, at, below, bits, w, sums, pos)
-        for t in range(begin, end):
-            g, o = t - begin, ptr[t] + loops[t]
-            if tops[g] > 0:
-                finish(tops[g], start[t], size[t], ptr[t + 1] - o, o, g * most, eta, total[g], bits, w, pos, prob,
-                       scale)  # fmt: skip
+        tree_group(begin, min(begin + GROUP, hi), hi, dst, start, size, begins, loops, ptr, ks, key, eta, w, line, sums,
+                   bits, inner, outer, total, tops, pos, prob, scale)  # fmt: skip

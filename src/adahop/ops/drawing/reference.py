@@ -91,8 +91,8 @@ def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
     `k` holds one number for all rows or one per row; -1 takes all neighbours. `how` is one of DRAWS.
     """
     if odds.prefix is not None:
-        if how == "systematic" and rows.since is None and rows.until is None:
-            return OPS["draw_by_prefix"](edges, rows, k, odds, key)
+        if how in ("systematic", "multinomial") and rows.since is None and rows.until is None:
+            return OPS["draw_by_prefix"](edges, rows, k, how, odds, key)
         odds = plain_odds(odds)
     dst, many = rows.row, rows.row.numel()
     k = k.expand(many) if k.numel() == 1 else k

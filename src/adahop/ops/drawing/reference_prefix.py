@@ -1,4 +1,4 @@
-"""Systematic draws from prefix sums of inclusion probabilities, in plain torch; see `cpu_prefix` for the numbers.
+"""Draws from prefix sums of inclusion probabilities, in plain torch; see `cpu_prefix` for the numbers.
 
 A row's sums are made from the odds of one moment and serve until they are made again. Draws in between go by odds that
 are a little old and exactly known: prob and scale are those of the sums.
@@ -62,30 +62,34 @@ def _whole(length: Tensor, most: int) -> Tensor:
     return sums
 
 
-def draw(edges: Edges, rows: Rows, k: Tensor, odds: Odds, key: int) -> Drawn:
-    """A systematic draw: by the sums of a row, evenly where it has none, by a scan where they do not serve k."""
+def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Drawn:
+    """By the sums of a row, evenly where it has none; a systematic draw that they do not serve is made by a scan."""
     assert odds.prefix is not None
     many, upto = rows.row.numel(), odds.prefix.upto[2 * rows.row]
     ks = k.expand(many) if k.numel() == 1 else k
     size = edges.last[rows.row] - edges.first[rows.row]
     bare = (ks < 0) | (size <= ks) | (upto == 0)
-    kept = ~bare & (ks <= upto)
-    parts = [_look_up(edges, rows.row, ks, odds.prefix.table, kept.nonzero().flatten(), key)]
+    kept = ~bare if how == "multinomial" else ~bare & (ks <= upto)
+    parts = [_look_up(edges, rows.row, ks, how, odds.prefix.table, kept.nonzero().flatten(), key)]
     for some, by in ((bare, Odds()), (~bare & ~kept, plain_odds(odds))):
         at = some.nonzero().flatten()
-        ptr, *drawn = reference.draw(edges, Rows(rows.row[at]), ks[at], "systematic", by, key)
+        ptr, *drawn = reference.draw(edges, Rows(rows.row[at]), ks[at], how, by, key)
         parts.append((torch.repeat_interleave(at, ptr.diff()), *drawn))
     row, pos, prob, scale = (torch.cat(part) for part in zip(*parts, strict=True))
     order = torch.argsort(row, stable=True)
     return Drawn(pointer(torch.bincount(row, minlength=many)), pos[order], prob[order], scale[order])
 
 
-def _look_up(edges: Edges, row: Tensor, ks: Tensor, table: Tensor, at: Tensor, key: int) -> tuple[Tensor, ...]:
+def _look_up(
+    edges: Edges, row: Tensor, ks: Tensor, how: str, table: Tensor, at: Tensor, key: int
+) -> tuple[Tensor, ...]:
     """Self-loops, then the edges under the marks, found by bisection."""
     of, s = spans(torch.zeros_like(at), ks[at])
     v, k = row[at][of], ks[at][of]
     start, end = edges.first[v], edges.last[v]
-    mark = ((random.unit(key, v, 0) * 2.0**32).long() + s * ONE) // k
+    once = how == "systematic"
+    bits = (random.unit(key, v, 0 if once else s) * 2.0**32).long()
+    mark = (bits + s * ONE) // k if once else bits
     low, left = start.clone(), end - start
     while bool((left > 1).any()):
         half = left // 2
@@ -94,7 +98,10 @@ def _look_up(edges: Edges, row: Tensor, ks: Tensor, table: Tensor, at: Tensor, k
         left -= half
     high = torch.where(low < end - 1, table[low].long() & (ONE - 1), ONE)
     length = high - torch.where(low > start, table[low - 1].long() & (ONE - 1), 0)
-    prob = torch.where(length < ONE // k, length.double() * (k / 2.0**32), 1.0).float()
+    prob = (length.double() * ((k if once else 1) / 2.0**32)).float()
+    if once:
+        prob = prob.masked_fill(length >= ONE // k, 1.0)
+    scale = 1.0 / (prob if once else k * prob)
     lrow, lpos = spans(edges.begin[row[at]], (edges.first - edges.begin)[row[at]])
     ones = torch.ones(lrow.numel())
-    return at[torch.cat([lrow, of])], torch.cat([lpos, low]), torch.cat([ones, prob]), torch.cat([ones, 1.0 / prob])
+    return at[torch.cat([lrow, of])], torch.cat([lpos, low]), torch.cat([ones, prob]), torch.cat([ones, scale])
