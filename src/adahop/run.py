@@ -26,7 +26,7 @@ from adahop.race import Race, rounds
 from adahop.samplers import Sampler
 from adahop.samplers.loop import Padded
 from adahop.seams import NodeData
-from adahop.step import Steps
+from adahop.step import Steps, step_rows
 from adahop.storage import storage_in
 from adahop.sum import Sum
 
@@ -152,6 +152,8 @@ class Run:
         self.optimizer = torch.optim.Adam(
             parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True, **captured
         )
+        self.model.learn_by_rows()
+        self.optimizer.register_step_pre_hook(step_rows)
         alone = self.team.size == 1  # ranks exchange numbered blocks
         fixed = alone and config.device.startswith("cuda")
         self.padded = Padded.of(self.sampler, bare=True) if fixed else None  # the blocks of steps on a GPU

@@ -180,7 +180,7 @@ def test_a_file_of_ones_own(run, tmp_path):
 
 # of the command, not of the run
 ELSEWHERE = {"dataset", "seed", "runs", "out", "as_json", "log_variance", "resume", "checkpoint_every", "help"}
-MODEL_FLAGS = {"norm", "activation", "heads", "score", "attention", "conv", "bases", "edges"}
+MODEL_FLAGS = {"norm", "activation", "heads", "score", "attention", "conv", "bases", "blocks", "edges"}
 
 
 def flags() -> dict:

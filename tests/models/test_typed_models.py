@@ -15,6 +15,7 @@ from adahop.features import Schema, TypedFeatures
 from adahop.metrics import score
 from adahop.models.typed import sliced, typed_block
 from adahop.policies import POLICIES
+from adahop.step import step_rows
 from adahop.watcher import watch
 
 from typed_graphs import COUNTS, RELATIONS, batch_of, build, dense, encoded, own, plain_outputs, typed_data  # isort: skip
@@ -25,7 +26,7 @@ TYPED = [name for name, m in models.MODELS.items() if m.typed]
 # --- against sums written out ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"bases": 2}, {"conv": "sage"}, {"arch": "plain"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bases": 2}, {"blocks": 4}, {"conv": "sage"}, {"arch": "plain"}], ids=str)
 @pytest.mark.parametrize("bare", [False, True])
 def test_rgcn_against_dense_sums(options, bare):
     data = typed_data(bare)
@@ -261,8 +262,76 @@ def test_memories_that_a_model_has_none_of(options):
 def test_features_must_fit_their_type():
     with pytest.raises(InputError, match="`x` of type 'paper' must have a row for each of its 40 nodes"):
         TypedFeatures({"paper": torch.ones(3, 2)}, COUNTS, RELATIONS)
-    with pytest.raises(InputError, match="`conv` must be gcn with `bases`"):
-        models.make("rgcn", Schema({"a": 1}, {"a": 1}, ()), 4, 2, conv="sage", bases=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"conv": "sage", "bases": 2}, "`conv` must be gcn with `bases`"),
+        ({"conv": "sage", "blocks": 2}, "`conv` must be gcn with `blocks`"),
+        ({"bases": 2, "blocks": 2}, "`blocks` must be 0 with `bases`"),
+        ({"blocks": 3}, "`blocks` must divide the widths of every layer, 4 and 4, got 3"),
+        ({"conv": "gat"}, "model rgat"),
+    ],
+)
+def test_relations_of_an_rgcn(options, words):
+    with pytest.raises(InputError, match=words):
+        models.make("rgcn", Schema({"a": 1}, {"a": 1}, (("a", "to", "a"),)), 4, 2, **options)
+
+
+def test_blocks_are_on_the_diagonal():
+    conv = build("rgcn", typed_data(), blocks=4).convs[0].convs[0]
+    kernel = conv.kernel().detach()
+    assert kernel.shape == (8, 8) and torch.equal(kernel[2:4, 2:4], conv.blocks[1])
+    assert int((kernel != 0).sum()) == 4 * 4 == conv.blocks.numel()
+
+
+# --- learnt rows -----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_moves_the_rows_it_read_and_no_others():
+    data = typed_data(bare=True)
+    result = adahop.fit(data, model="rgcn", sizes=(1, 1), epochs=1, hidden=8, batch_size=2)
+    moves = []
+    torch.manual_seed(0)
+    model = models.make("rgcn", data.x.schema, 8, 3)
+    model.learn_by_rows()
+    venue = model.encode.each[list(COUNTS).index("venue")].weight
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer.register_step_pre_hook(step_rows)
+    graph = data.graph.normalized(*model.graph)
+    sampler = adahop.make("graphsage", graph, [1, 1], seed=1)
+    for start in range(6):
+        blocks = sampler.sample([start])
+        read = blocks[0].n_id[data.x.schema.kind_of(blocks[0].n_id) == 2] - data.x.schema.starts["venue"]
+        before = venue.detach().clone()
+        moments = optimizer.state[venue].get("exp_avg_sq", torch.zeros(4, 8)).clone()
+        model(batch_of(data, blocks)).square().sum().backward()
+        assert venue.grad.is_sparse and set(venue.grad.coalesce().indices()[0].tolist()) <= set(read.tolist())
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = (venue.detach() != before).any(1).nonzero().flatten().tolist()
+        changed = (optimizer.state[venue]["exp_avg_sq"] != moments).any(1).nonzero().flatten().tolist()
+        assert set(moved) <= set(read.tolist()) and moved == changed
+        moves.append(len(moved))
+    assert 0 < sum(moves) < 6 * 4 and result.steps == 10
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_rows_that_every_step_reads_move_as_adam_moves_them(decay):
+    tables = [torch.nn.Embedding(5, 3, sparse=sparse) for sparse in (True, False)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    optimizers = [torch.optim.Adam(t.parameters(), lr=0.02, weight_decay=decay) for t in tables]
+    optimizers[0].register_step_pre_hook(step_rows)
+    ids = torch.tensor([0, 1, 2, 3, 4, 4, 2])
+    for k in range(5):
+        for table, optimizer in zip(tables, optimizers, strict=True):
+            (table(ids) * (k + 1.0)).sin().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.allclose(tables[0].weight, tables[1].weight, atol=1e-6)
+    one, other = (o.state_dict()["state"][0] for o in optimizers)
+    assert set(one) == set(other) and torch.allclose(one["exp_avg_sq"], other["exp_avg_sq"], atol=1e-7)
 
 
 def test_macro_f1_is_the_mean_over_classes():

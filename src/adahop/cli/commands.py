@@ -63,6 +63,9 @@ def train(
     heads: Annotated[int | None, option("Of a gat, gatv2 or rgat (default 1) or an hgt (default 4).")] = None,
     conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
     bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
+    blocks: Annotated[
+        int | None, option("Of an rgcn with many relations: their maps have this many diagonal blocks; 0: one.")
+    ] = None,
     edges: Annotated[
         int | None, option("Features of an edge that the model reads; 0: none; default all that the data set has.")
     ] = None,

@@ -25,7 +25,7 @@ from adahop.records import Read, Records
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
 
-MODEL_FLAGS = ("norm", "activation", "heads", "conv", "bases", "edges", "score", "attention")
+MODEL_FLAGS = ("norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention")
 
 
 def start(context: typer.Context) -> None:

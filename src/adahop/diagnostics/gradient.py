@@ -38,5 +38,5 @@ def _gradient(model: GNN, x: Tensor, blocks: list[Block], y: Tensor) -> Tensor:
     with torch.enable_grad():
         loss = criterion(run(model, x, blocks)[: len(y)], y)
         parts = torch.autograd.grad(loss, parameters, allow_unused=True)
-    flat = [torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in zip(parts, parameters, strict=True)]
-    return torch.cat(flat).double()
+    dense = [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(parts, parameters, strict=True)]
+    return torch.cat([g.flatten() for g in dense]).double()

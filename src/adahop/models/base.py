@@ -154,6 +154,9 @@ class GNN(nn.Module):
         norm = Values(x, self.encoder).norms(conv.kernel() if conv.narrows() else None)
         return norm if norm.dim() == 1 else norm.mean(1)
 
+    def learn_by_rows(self) -> None:
+        """From now on tables of learnt rows, if any, have sparse gradients: see `adahop.step.step_rows`."""
+
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def remember(

@@ -160,6 +160,24 @@ class BasisConv(GCNConv):
         return self.bias
 
 
+class BlockConv(GCNConv):
+    """A convolution whose W is block-diagonal: each part of h is mapped on its own, for 1 / blocks of the numbers."""
+
+    def __init__(self, inputs: int, outputs: int, blocks: int, edges: int = 0):
+        Conv.__init__(self)
+        if inputs % blocks or outputs % blocks:
+            raise InputError(f"`blocks` must divide the widths of every layer, {inputs} and {outputs}, got {blocks}")
+        self.blocks = nn.Parameter(torch.empty(blocks, outputs // blocks, inputs // blocks))
+        nn.init.kaiming_uniform_(self.blocks.view(-1, inputs // blocks), a=5**0.5)
+        self.bias, self.edge = nn.Parameter(torch.zeros(outputs)), edge_map(edges, outputs)
+
+    def kernel(self) -> Tensor:
+        return torch.block_diag(*self.blocks)
+
+    def rest(self, own: Tensor | None) -> Tensor:
+        return self.bias
+
+
 class TypedValues(Values):
     """What nodes of several types bring to the first layer: encoded only where h itself is read."""
 
@@ -259,6 +277,11 @@ class TypedGNN(GNN):
 
     def read(self, batch: NodeBatch, share: float) -> Values:
         return TypedValues(batch.x, self.encode, share)
+
+    def learn_by_rows(self) -> None:
+        for part in self.encode.each:
+            if isinstance(part, nn.Embedding):
+                part.sparse = True
 
     def remember(  # type: ignore[override]
         self,
@@ -413,14 +436,28 @@ def rows_of(graph: Graph, targets: Tensor) -> Block:
 class RGCN(TypedGNN):
     """Relational GCN (Schlichtkrull et al. 2018): own_t(h_i) + sum_r W_r mean of i's neighbours by r.
 
-    conv="gcn" (default) or "sage", which has a W of the target's own per relation. `bases` > 0: W_r = sum_b c_rb V_b.
+    conv="gcn" (default) or "sage", which has a W of the target's own per relation; with attention it is the model rgat.
+    Where relations are many: `bases` > 0, W_r = sum_b c_rb V_b; or `blocks` > 0, W_r block-diagonal.
     """
 
-    def __init__(self, inputs: Schema, hidden: int, outputs: int, conv: str = "gcn", bases: int = 0, **options: Any):
+    def __init__(
+        self,
+        inputs: Schema,
+        hidden: int,
+        outputs: int,
+        conv: str = "gcn",
+        bases: int = 0,
+        blocks: int = 0,
+        **options: Any,
+    ):
+        if conv == "gat":
+            raise InputError("`conv` must be gcn or sage, as attention within relations is model rgat, got gat")
         self.kind = one_of(conv, ("gcn", "sage"), "conv")
-        self.bases = count(bases, 0, "bases")
-        if bases and conv != "gcn":
-            raise InputError(f"`conv` must be gcn with `bases`, got {conv}")
+        self.bases, self.blocks = count(bases, 0, "bases"), count(blocks, 0, "blocks")
+        if bases and blocks:
+            raise InputError(f"`blocks` must be 0 with `bases`, got {blocks} and {bases}")
+        if (bases or blocks) and conv != "gcn":
+            raise InputError(f"`conv` must be gcn with `{'bases' if bases else 'blocks'}`, got {conv}")
         super().__init__(inputs, hidden, outputs, **options)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
@@ -428,6 +465,8 @@ class RGCN(TypedGNN):
             bases = nn.Parameter(torch.empty(self.bases, outputs, inputs))
             nn.init.kaiming_uniform_(bases.view(-1, inputs), a=5**0.5)
             convs: list[Conv] = [BasisConv(bases, outputs, edges) for edges in self.edge_widths]
+        elif self.blocks:
+            convs = [BlockConv(inputs, outputs, self.blocks, edges) for edges in self.edge_widths]
         else:
             kind = GCNConv if self.kind == "gcn" else SAGEConv
             convs = [kind(inputs, outputs, edges) for edges in self.edge_widths]
