@@ -60,12 +60,21 @@ def planted(cases: int = 3000, sources: int = 2000, degree: int = 60, seed: int 
     return data
 
 
+def planted_splits() -> HeteroData:
+    """The planted graph with masks of its cases."""
+    data = planted()
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(1))
+    for name, part in (("train", order[:1200]), ("val", order[1200:2000]), ("test", order[2000:])):
+        data["case"][f"{name}_mask"] = torch.zeros(3000, dtype=torch.bool).index_fill_(0, part, True)
+    return data
+
+
 def read(name: str):
     if name != "planted":
         return adahop.load(name)
-    order = torch.randperm(3000, generator=torch.Generator().manual_seed(1))
-    splits = {"train": order[:1200], "val": order[1200:2000], "test": order[2000:]}
-    return make_typed("planted", planted(), "case", splits)
+    data = planted_splits()
+    splits = {part: data["case"].pop(f"{part}_mask").nonzero().flatten() for part in ("train", "val", "test")}
+    return make_typed("planted", data, "case", splits)
 
 
 def run(graph: str, model: str, arm: str, rate: float, dropout: float, seed: int, epochs: int) -> dict:

@@ -196,6 +196,8 @@ def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDa
                 told = {f"x{end}": a[f"x__{kind}{end}"] for end in PARTS if f"x__{kind}{end}" in a}
                 data[kind].x = torch.as_tensor(features_in(told))
     Graph.from_data(data)  # before edges are turned round: an error names the user's own
+    for store in data.edge_stores:
+        store.edge_index = store.edge_index.long()  # as PyG's layers want it
     if not meta.get("directed"):
         with_reverses(data)
     target = meta.get("target", next((key[3:] for key in a if key.startswith("y__")), None))

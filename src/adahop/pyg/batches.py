@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +84,10 @@ class Joint(Whole):
     def __init__(self, graph: Graph):
         super().__init__(Data(), graph)
 
+    @functools.cached_property
+    def pairs(self) -> Pairs:
+        return Pairs(self.graph)
+
     @property
     def edge_index(self) -> Tensor:
         if self.data.edge_index is None:
@@ -91,6 +97,30 @@ class Joint(Whole):
     @property
     def num_edges(self) -> int:
         return self.graph.num_edges
+
+
+class Pairs(Joint):
+    """All relations side by side: a source is there once per relation that it has, as (relation, source)."""
+
+    bipartite = True
+
+    def __init__(self, graph: Graph):
+        super().__init__(graph)
+        assert graph.types is not None
+        many = [graph.types.num_nodes[r[0]] for r in graph.relations]
+        self.first = dict(zip(graph.relations, [0, *itertools.accumulate(many)], strict=False))  # of each relation
+        self.num_nodes = sum(many), graph.num_nodes
+
+    @property
+    def edge_index(self) -> Tensor:
+        if self.data.edge_index is None:
+            types = self.graph.types
+            assert types is not None
+            edges, apart = self.graph.edge_index(), itertools.pairwise(types.starts)
+            for relation, (start, stop) in zip(self.graph.relations, apart, strict=True):
+                edges[0, start:stop] += self.first[relation] - types.nodes[relation[0]]
+            self.data.edge_index = edges
+        return self.data.edge_index
 
 
 def wholes(data: Data | HeteroData, graph: Graph) -> dict[Relation | None, Whole]:
@@ -161,6 +191,40 @@ class Found(NamedTuple):
     batch: DrawnBatch
     edge_index: Tensor
     columns: slice | None  # None: the tensor found is no part of `edge_index`
+
+
+class Side(NamedTuple):
+    """All relations of a typed batch side by side, as a layer of dictionaries may join them."""
+
+    batch: DrawnBatch  # its sources are (relation, source) pairs
+    edge_index: Tensor  # [2, M] of the edges given
+    columns: Tensor  # [M] their places among all edges of the batch
+
+
+def side_by_side(edges: dict[Relation, Tensor], rows: dict[str, int]) -> Side | None:
+    """Edges and numbers of rows by type, as a layer was given them; None where some are not of one batch."""
+    found = {relation: find([e]) for relation, e in edges.items() if e.numel()}
+    parts = [f for f in found.values() if f is not None and f.columns is not None]
+    if len(parts) < len(found) or len({id(f.batch.root) for f in parts}) != 1:
+        return None
+    root = parts[0].batch.root
+    typed, types, whole = root.typed, root.whole.graph.types, root.whole.pairs  # type: ignore[attr-defined]
+    assert typed is not None and types is not None
+    first, start = {}, 0
+    for kind, many in rows.items():
+        first[kind], start = start, start + many
+    sources, both, columns, start = [], [], [], 0
+    place = dict(zip(typed.e_id, [0, *itertools.accumulate(ids.numel() for ids in typed.e_id.values())], strict=False))
+    for relation, e in edges.items():
+        sources.append(typed.n_id[relation[0]][: rows[relation[0]]] + whole.first[relation])
+        both.append(e + torch.tensor([[start], [first[relation[2]]]], device=e.device))
+        start += rows[relation[0]]
+        at = found.get(relation)
+        if at is not None and at.columns is not None:
+            columns.append(torch.arange(at.columns.start, at.columns.stop) + place[relation])
+    n_id = torch.cat([typed.n_id[kind][:many] + types.nodes[kind] for kind, many in rows.items()])
+    batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole=whole, owner=root, kept={}, _moved={})
+    return Side(batch, torch.cat(both, 1), torch.cat(columns))
 
 
 class _Entry(NamedTuple):

@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
 from adahop.pyg import batches
-from adahop.pyg.arguments import ends
+from adahop.pyg.arguments import ends, lifted
 from adahop.pyg.root import Root
 from adahop.pyg.wrap import Call, bare, scale_of
 from adahop.typed import of_hetero
@@ -163,7 +163,7 @@ def _in_parts(model: nn.Module, size: int) -> Iterator[None]:
 
 
 def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
-    side = ends(conv)
+    sides, side = lifted(conv), ends(conv)
 
     def propagate(edge_index: Any, size_: Any = None, **kwargs: Any) -> Tensor:
         given = kwargs.pop("size", size_)
@@ -178,9 +178,9 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
         out = []
         for start in range(0, n_dst, size):
             stop = min(start + size, n_dst)
-            lo, hi = torch.searchsorted(dst, torch.tensor([start, stop], device=dst.device)).tolist()
+            lo, hi = torch.searchsorted(dst, dst.new_tensor([start, stop])).tolist()
             at = order[lo:hi]
-            part = {k: _cut(v, k in side, at, start, stop, len(order)) for k, v in kwargs.items()}
+            part = {k: _cut(v, sides.get(k), at, start, stop, len(order)) for k, v in kwargs.items()}
             local = torch.stack([edge_index[0, at], edge_index[1, at] - start])
             out.append(whole(local, size=(n_src, stop - start), **part))
         return torch.cat(out)
@@ -201,12 +201,12 @@ def _sizes(given: Any, kwargs: dict[str, Any], side: dict[str, int]) -> tuple[in
     return int(src or 0), int(src or 0) if dst is None else int(dst)
 
 
-def _cut(value: Any, node: bool, at: Tensor, start: int, stop: int, edges: int) -> Any:
+def _cut(value: Any, sides: set[str] | None, at: Tensor, start: int, stop: int, edges: int) -> Any:
     """A layer's argument for targets start .. stop and the edges `at`."""
-    if node and isinstance(value, tuple | list):
+    if sides and isinstance(value, tuple | list):
         return value[0], None if value[1] is None else value[1][start:stop]
-    if node and isinstance(value, Tensor):
-        return value, value[start:stop]
+    if sides and isinstance(value, Tensor):
+        return value if sides == {"j"} else value[start:stop] if sides == {"i"} else (value, value[start:stop])
     if isinstance(value, Tensor) and value.dim() and value.shape[0] == edges:
         return value[at]
     return value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from adahop.graph import Graph
@@ -24,6 +24,7 @@ from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Found, Whole
 from adahop.pyg.fused import candidate
 from adahop.pyg.readings import Reading
+from adahop.typed import Relation, TypedBatch
 
 if TYPE_CHECKING:
     from adahop.pyg.wrap import Call, Propagate
@@ -39,7 +40,8 @@ class Trial(NamedTuple):
     closed: dict[str, Any]
     cut: dict[str, Any]
     found: Found
-    data: Data  # holds what names the batch
+    data: Data | HeteroData  # holds what names the batch
+    wholes: dict[Relation | None, Whole] | None = None  # of typed data
 
 
 def reading_of(
@@ -62,8 +64,10 @@ def reading_of(
 
 
 def _try(conv: MessagePassing, names: set[str], words: dict[str, Any], found: Found, dtype: torch.dtype) -> Reading:
-    depth = max(1, _passes(_clone(conv, dtype), _made(words, found, dtype, 1, 1)))
-    trial, once = _made(words, found, dtype, depth, FAN), _made(words, found, dtype, depth, 1)
+    typed = any(isinstance(value, dict) for value in words.values())
+    make = _made_typed if typed else _made
+    depth = 1 if typed else max(1, _passes(_clone(conv, dtype), make(words, found, dtype, 1, 1)))
+    trial, once = make(words, found, dtype, depth, FAN), make(words, found, dtype, depth, 1)
     want = _out(_clone(conv, dtype)(**trial.closed))
     plain = _far(_out(_clone(conv, dtype)(**trial.cut)), want)
     best: tuple[float, Reading] | None = None
@@ -75,8 +79,11 @@ def _try(conv: MessagePassing, names: set[str], words: dict[str, Any], found: Fo
         reading = reading._replace(functions=reading.functions & asked, estimated=estimated)
         if reading.factor == "one" and not reading.functions - WITHOUT_SCALE:
             continue  # nothing in it has the scale
+        same = (error < CLOSE[dtype] or typed) and _same_sums(conv, reading, trial, dtype)
+        if typed and same:  # what it does with its sums, such as a mean over the nodes at hand, is its own
+            return reading
         if error < CLOSE[dtype]:
-            return _traits(conv, reading, trial, dtype)._replace(whole=_same_sums(conv, reading, trial, dtype))
+            return _traits(conv, reading, trial, dtype)._replace(whole=same)
         if estimated and error < 0.5 * plain and (best is None or error < best[0]):
             best = (error, reading)
     if best is not None:
@@ -105,8 +112,7 @@ def _same_sums(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torc
     whole(**trial.closed)
     layer, call = _call(_clone(conv, dtype), reading, trial)
     vars(call)["aggregate"] = heard(here, call.aggregate)
-    with layer.within(call):
-        layer._forward(**trial.cut)
+    _run(layer, call, trial)
     return len(here) == len(closed) and _far(here, closed) < CLOSE[dtype]
 
 
@@ -162,7 +168,8 @@ def _times(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.dt
         for m in layer.modules():
             m.training = training
         torch.manual_seed(0)
-        return _with(layer, one, trial)[1]
+        ours, call = _call(layer, one, trial)
+        return _first(_run(ours, call, trial))
 
     want = [run(reading, training) for training in (False, True)]
     for name in names:
@@ -199,25 +206,31 @@ def _why(conv: MessagePassing) -> str:
 
 def _call(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Propagate, Call]:
     """Of a layer on the part that is cut off."""
-    from adahop.pyg.wrap import Call, Propagate
+    from adahop.pyg.wrap import AllRelations, Call, Propagate, by_relation, drawn_parts
 
     layer = Propagate(conv)
     layer.reading, layer.checked = reading, True
     conv.__dict__["forward"] = layer
-    batches.register(trial.data, trial.found.batch)
+    batch, words = trial.found.batch, tuple(trial.cut.values())
+    if isinstance(trial.data, HeteroData) and trial.wholes is not None:
+        batches.register_typed(trial.data, batch, trial.wholes)
+        every: Any = AllRelations(layer, reading, drawn_parts(layer, by_relation(words) or {}, words))
+        return layer, every
+    batches.register(trial.data, batch)
     return layer, Call(layer, reading, trial.found)
 
 
-def _error(conv: MessagePassing, reading: Reading, trial: Trial, want: list[Tensor]) -> tuple[float, set[str], bool]:
-    call, got = _with(conv, reading, trial)
-    return _far([got[:SEEDS]], want), call.asked, call.estimated
-
-
-def _with(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Call, Tensor]:
-    """A layer on the cut graph with a reading: the call, and what it gives for all nodes."""
-    layer, call = _call(conv, reading, trial)
+def _run(layer: Propagate, call: Call, trial: Trial) -> Any:
+    if isinstance(trial.data, HeteroData):
+        return layer.joined(call, (), trial.cut)  # type: ignore[arg-type]
     with layer.within(call):
-        return call, _first(layer._forward(**trial.cut))
+        return layer._forward(**trial.cut)
+
+
+def _error(conv: MessagePassing, reading: Reading, trial: Trial, want: list[Tensor]) -> tuple[float, set[str], bool]:
+    layer, call = _call(conv, reading, trial)
+    got = _out(_run(layer, call, trial))
+    return _far(got, want), call.asked, call.estimated
 
 
 def _first(value: Any) -> Tensor:
@@ -226,7 +239,10 @@ def _first(value: Any) -> Tensor:
 
 
 def _out(value: Any) -> list[Tensor]:
-    """What a layer gives for the seeds."""
+    """What a layer gives for the seeds, of each type where it has several."""
+    first = value[0] if isinstance(value, tuple | list) and value and isinstance(value[0], dict) else value
+    if isinstance(first, dict):
+        return [v[:SEEDS] for v in first.values() if isinstance(v, Tensor)]
     return [_first(value)[:SEEDS]]
 
 
@@ -245,23 +261,8 @@ def _made(words: dict[str, Any], found: Found, dtype: torch.dtype, depth: int, m
     outside of the cut, the one before it is the rim.
     """
     g = torch.Generator().manual_seed(0)
-    levels = depth + 2
-    level = torch.arange(levels).repeat_interleave(SEEDS)
-    n, inside = level.numel(), SEEDS * (depth + 1)
-    src, dst = [], []
-    for v in range(n):
-        deep = min(int(level[v]) + 1, levels - 1)
-        near = torch.nonzero(level == deep).flatten()
-        some = near[torch.randperm(near.numel(), generator=g)[: 2 + v % 2]]
-        other = torch.randint(0, (deep + 1) * SEEDS, (2,), generator=g)
-        for u in {int(u) for u in (*some, *other)} - {v}:
-            src.append(u)
-            dst.append(v)
-    edges = torch.tensor([src, dst])
-    order = level[edges[1]].argsort(stable=True)
-    edges = edges[:, order]
-    times = torch.randint(1, most + 1, (edges.shape[1],), generator=g)
-    cut = level[edges[1]] <= depth - 1
+    n, inside = SEEDS * (depth + 2), SEEDS * (depth + 1)
+    edges, times, cut = _levels(depth, most, g)
     nodes, many = _sizes(words, found)
     closed, small, kept = {}, {}, {}
     for name, value in words.items():
@@ -280,6 +281,63 @@ def _made(words: dict[str, Any], found: Found, dtype: torch.dtype, depth: int, m
     )
     data = Data(edge_index=e, num_nodes=inside, **{k: small[k] for k in kept})
     return Trial(closed, small, Found(batch, e, slice(0, e.shape[1])), data)
+
+
+def _levels(depth: int, most: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges, how often each is there, and whether it is inside of the cut."""
+    levels = depth + 2
+    level = torch.arange(levels).repeat_interleave(SEEDS)
+    src, dst = [], []
+    for v in range(level.numel()):
+        deep = min(int(level[v]) + 1, levels - 1)
+        near = torch.nonzero(level == deep).flatten()
+        some = near[torch.randperm(near.numel(), generator=g)[: 2 + v % 2]]
+        other = torch.randint(0, (deep + 1) * SEEDS, (2,), generator=g)
+        for u in {int(u) for u in (*some, *other)} - {v}:
+            src.append(u)
+            dst.append(v)
+    edges = torch.tensor([src, dst])
+    order = level[edges[1]].argsort(stable=True)
+    edges = edges[:, order]
+    times = torch.randint(1, most + 1, (edges.shape[1],), generator=g)
+    return edges, times, level[edges[1]] <= depth - 1
+
+
+def _made_typed(words: dict[str, Any], found: Found, dtype: torch.dtype, depth: int, most: int) -> Trial:
+    """The same for dictionaries: such edges for every relation, among as many nodes of every type."""
+    from adahop.pyg.wrap import by_relation
+
+    g = torch.Generator().manual_seed(0)
+    n, inside = SEEDS * (depth + 2), SEEDS * (depth + 1)
+    given = by_relation(tuple(words.values())) or {}
+    made = {r: _levels(depth, most, g) for r in given}
+    kinds = dict.fromkeys(t for w in words.values() if isinstance(w, dict) for t in w if isinstance(t, str))
+    whole, data = HeteroData(), HeteroData()
+    for kind in kinds:
+        whole[kind].num_nodes, data[kind].num_nodes = n, inside
+    for r, (edges, times, cut) in made.items():
+        whole[r].edge_index, data[r].edge_index = edges.repeat_interleave(times, 1), edges[:, cut].contiguous()
+    closed, small = {}, {}
+    for name, value in words.items():
+        if not isinstance(value, dict):
+            closed[name] = small[name] = _as(value, dtype)
+            continue
+        rows = {k: _Rows(v, "", -1, -1, dtype, g) for k, v in value.items()}
+        closed[name] = {k: whole[k].edge_index if k in made else r.of(n) for k, r in rows.items()}
+        small[name] = {k: data[k].edge_index if k in made else r.of(inside) for k, r in rows.items()}
+    wholes = batches.wholes(whole, Graph.from_data(whole))
+    drawn = {r: data[r].edge_index for r in given}
+    many = {r: e.shape[1] for r, e in drawn.items()}
+    typed = TypedBatch(
+        dict.fromkeys(kinds, torch.arange(inside)), drawn, {r: torch.arange(m) for r, m in many.items()},
+        {t: [inside] for t in kinds}, {r: [m] for r, m in many.items()}, {}, {},
+    )  # fmt: skip
+    scale = torch.cat([times[cut].to(dtype) for _, times, cut in made.values()])
+    batch = DrawnBatch(
+        torch.arange(inside * len(kinds)), torch.arange(scale.numel()), scale, wholes[None], blocks=[],
+        typed=typed,
+    )  # fmt: skip
+    return Trial(closed, small, Found(batch, next(iter(drawn.values())), None), data, wholes)
 
 
 _EDGES = object()
@@ -315,10 +373,16 @@ class _Rows:
             return at.numel()
         return _as(self.value, self.dtype)
 
+    def of(self, nodes: int) -> Any:
+        """Of the first nodes."""
+        return self._rows(self.value, torch.arange(nodes), 0.5) if isinstance(self.value, Tensor) else self.value
+
     def _rows(self, value: Tensor, at: Tensor, more: float, key: int = 0) -> Tensor:
         """Rows at random, each stretched by a factor of its own; the same ones for both graphs."""
         if key not in self.drawn:
             many = 512
+            if value.shape[0] == 0:  # a type that the batch has no node of
+                value = torch.randn(1, *value.shape[1:], generator=self.g)
             pick = torch.randint(0, max(value.shape[0], 1), (many,), generator=self.g)
             rows = _as(value.detach(), self.dtype)[pick.clamp(max=value.shape[0] - 1)]
             if rows.is_floating_point():

@@ -23,7 +23,7 @@ from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
 from adahop.pyg.arguments import ends, still
-from adahop.pyg.batches import Whole
+from adahop.pyg.batches import Joint, Whole
 from adahop.pyg.fused import Operand, on_ones
 from adahop.pyg.inference import inference, value_of
 from adahop.pyg.readings import Reading
@@ -499,17 +499,35 @@ class Snapshots:
         whole = self._whole_of([v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)])
         if whole is None:
             return layer._plain(*args, **kwargs)
-        recording: Any = Recording(layer, self, whole)
-        self.updated_last = None
+        recording: Any = self._record(layer, whole)
         with layer.within(recording):
             out = layer._forward(*args, **kwargs)
         self.updated_last = None
+        return out
+
+    def _record(self, layer: Propagate, whole: Whole) -> Recording:
+        """The next forward of a layer in the pass under way."""
+        recording = Recording(layer, self, whole)
         recording.done.old = {k: v.detach().clone() for k, v in layer.conv.state_dict().items()}
         at = self.counts.get(layer, 0)
         self.counts[layer] = at + 1
         self.kept[layer] = [*self.kept.get(layer, [])[:at], recording.done]
-        self.fresh = True
-        return out
+        self.updated_last, self.fresh = None, True
+        return recording
+
+    def parts(self, layer: Propagate, edges: dict[Relation, Tensor]) -> Callable[[Tensor], Recording | None]:
+        """What records each `propagate` of a layer that takes all relations as dictionaries, on no batch."""
+        joint = self.wholes[None]
+
+        def part(edge_index: Tensor) -> Recording | None:
+            one = next((r for r, e in edges.items() if e is edge_index), None)
+            whole = self.wholes.get(one) if one is not None else joint.pairs if isinstance(joint, Joint) else None
+            if whole is None or edge_index.shape[1] != whole.num_edges:
+                return None
+            same = torch.equal(whole.edge_index.to(edge_index.device), edge_index)
+            return self._record(layer, whole) if same else None
+
+        return part
 
     def _whole_of(self, tensors: list[Tensor]) -> Whole | None:
         """The whole graph, or the relation, whose edges are among some tensors, with rows for all its sources."""

@@ -20,7 +20,7 @@ from adahop.checks import InputError, KindError, one_of, tell
 from adahop.ops import segment_sum
 from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align, same
-from adahop.pyg.batches import DrawnBatch, Found
+from adahop.pyg.batches import DrawnBatch, Found, Side
 from adahop.pyg.readings import Copies, Reading, counts
 from adahop.typed import Relation
 
@@ -361,6 +361,93 @@ class Call:
             out.register_hook(self.round.came_back)
 
 
+class SideBySide(Call):
+    """One `propagate` over all relations of a typed batch, joined."""
+
+    def __init__(self, layer: Propagate, reading: Reading, side: Side, listens: bool):
+        super().__init__(layer, reading, Found(side.batch, side.edge_index, None), listens)
+        self.columns = side.columns.to(self.device)
+
+    def _align(self, used: Tensor) -> Aligned | None:
+        if not torch.equal(used, self.edge_index):
+            return None
+        return Aligned(0, 0, used.shape[1], self.columns, 1.0)
+
+
+class AllRelations:
+    """One forward of a layer that takes all relations of typed data as dictionaries: each `propagate` is over one of
+    them, or over all of them joined, and `part` says which call that is.
+    """
+
+    def __init__(self, layer: Propagate, reading: Reading, part: Callable[[Tensor], Any]):
+        self.layer, self.reading, self.part = layer, reading, part
+        self.asked: set[str] = set()
+        self.estimated = False
+        self.over: Tensor | None = None  # the edges of the call under way
+
+    def _call(self, edge_index: Any) -> Any:
+        edge_index = _strided(edge_index)
+        if self.over is not edge_index:
+            self.over, self.layer.call = edge_index, self.part(edge_index)
+            if isinstance(self.layer.call, Call):
+                self.layer.call.asked = self.asked
+        return self.layer.call
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        call = self._call(edge_index)
+        return (call.edge_updater if call else self.layer.own("edge_updater"))(edge_index, size=size, **kwargs)
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        call = self._call(edge_index)
+        try:
+            return (call.propagate if call else self.layer.own("propagate"))(edge_index, size=size, **kwargs)
+        finally:
+            self.over = self.layer.call = None
+
+    def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        call = self.layer.call
+        return (call.aggregate if call else self.layer.own("aggregate"))(inputs, *args, **kwargs)
+
+
+def drawn_parts(
+    layer: Propagate, edges: dict[Relation, Tensor], words: tuple[Any, ...]
+) -> Callable[[Tensor], Call | None]:
+    """The call of each `propagate` of a layer that was given these dictionaries of a batch."""
+    nodes = [w for w in words if isinstance(w, dict) and not any(isinstance(k, tuple) for k in w)]
+    rows = {kind: x.shape[0] for w in nodes[:1] for kind, x in w.items() if isinstance(x, Tensor)}
+    given = tuple(x for w in nodes for x in w.values())
+
+    def part(edge_index: Tensor) -> Call | None:
+        assert layer.reading is not None
+        if not edge_index.numel():
+            return None
+        found = next((batches.find([e]) for e in edges.values() if e is edge_index), None)
+        call: Call | None = None
+        if found is not None:
+            call = Call(layer, layer.reading, found, found.batch.root.listens)
+        elif (side := batches.side_by_side(edges, rows)) is not None:
+            call = SideBySide(layer, layer.reading, side, side.batch.root.listens)
+        if call is None:
+            layer.elsewhere = True
+            return None
+        memory = None if call.batch.root.memory is None else call.batch.root.memory()
+        if memory is not None and layer.reading.whole:
+            call.memory = memory.of(layer, call, given, {})
+        return call
+
+    return part
+
+
+def by_relation(words: tuple[Any, ...]) -> dict[Relation, Tensor] | None:
+    """The edges of all relations, where a layer was given them as a dictionary."""
+    for value in words:
+        if isinstance(value, dict) and value and all(isinstance(k, tuple) and len(k) == 3 for k in value):
+            edges = {k: _strided(v) for k, v in value.items()}
+            if all(_are_edges(e) for e in edges.values()):
+                return edges
+    return None
+
+
 def targets_of(index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None) -> int:
     """How many nodes `aggregate` sums for, from its arguments."""
     return int(index.max()) + 1 if dim_size is None else dim_size
@@ -456,8 +543,9 @@ class Propagate:
         given = kwargs.pop("edge_weight", None) if "edge_weight" in kwargs and not self.takes_weight else None
         if conv.explain:
             return self._plain(*args, **kwargs)
-        if self._left_alone(args, kwargs):
-            return self._plain(*args, **kwargs)
+        edges = by_relation((*args, *kwargs.values()))
+        if edges is not None:
+            return self._over_relations(edges, args, kwargs)
         found = batches.find((*args, *kwargs.values())) or made_from_last((*args, *kwargs.values()))
         if found is None and given is not None:
             found = by_hand(args, kwargs, given)
@@ -475,15 +563,27 @@ class Propagate:
             self.choose(found, args, kwargs)
         return self.run(found, args, kwargs)
 
-    def _left_alone(self, args: tuple, kwargs: dict) -> bool:
-        """Whether the layer takes dictionaries of a typed batch, all relations at once."""
-        given = [v for value in (*args, *kwargs.values()) if isinstance(value, dict) for v in value.values()]
-        found = batches.find(given) if given else None
+    def _over_relations(self, edges: dict[Relation, Tensor], args: tuple, kwargs: dict) -> Any:
+        """A forward of a layer that takes all relations as dictionaries."""
+        found = batches.find(edges.values())
         if found is None or found.batch.root.typed is None:
-            return False
+            memory: Any = self.memory
+            if memory is None or self.conv.training:
+                return self._plain(*args, **kwargs)
+            return self.joined(AllRelations(self, Reading(), memory.parts(self, edges)), args, kwargs)
+        if not found.batch.directional:
+            return self._plain(*args, **kwargs)
+        if self.reading is None:
+            self.choose(found, args, kwargs)
+        assert self.reading is not None
         found.batch.root.kept["seen"] = True
-        self.reading = Reading(why="it takes the edges of all relations at once, as a dictionary", whole=False)
-        return True
+        words = (*args, *kwargs.values())
+        return self.joined(AllRelations(self, self.reading, drawn_parts(self, edges, words)), args, kwargs)
+
+    def joined(self, call: AllRelations, args: tuple, kwargs: dict) -> Any:
+        with self.within(call):  # type: ignore[arg-type]
+            forward, self.call = self._forward, None
+            return forward(*args, **kwargs)
 
     def run(self, found: Found, args: tuple, kwargs: dict) -> Any:
         assert self.reading is not None
