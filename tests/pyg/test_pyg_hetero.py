@@ -13,6 +13,7 @@ from torch_geometric.utils import trim_to_layer
 from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, inference, scale_messages
 from adahop.pyg.root import Root
+from adahop.pyg.wrap import scale_of
 
 CITES, WRITES, ABOUT, REV = (
     ("paper", "cites", "paper"),
@@ -517,6 +518,46 @@ def test_inference_says_what_is_missing():
     data["author"].num_nodes = 40
     with pytest.raises(InputError, match=r"`data.'author'..x` must have a row per node of its type, 40 in all, got 39"):
         inference(model, data)
+
+
+@pytest.mark.parametrize("kind", [HGTConv, HANConv])
+def test_layers_of_dictionaries_are_scaled_and_listened_to(kind):
+    data, _, _ = model_of("HGTConv")
+    torch.manual_seed(0)
+    model = Attended(kind, data)
+    loader = loader_of(data, [2, 2], batch_size=8, estimator="plain")
+    before = states(loader)
+    steps(loader, model)
+    after = states(loader)
+    assert {str(scale_of(conv).reading) for conv in model.convs} == {"softmax"}
+    assert all(not torch.equal(before[r], after[r]) for r in (CITES, WRITES, REV))
+    if kind is HANConv:  # its weights of relations depend on the nodes at hand, its sums do not
+        return
+    want = whole_output(model, data, dict_call)
+    for batch in loader_of(data, [-1, -1]):
+        own = batch["paper"]
+        assert torch.allclose(dict_call(model, batch)["paper"][: own.batch_size], want[own.input_id], atol=1e-5)
+
+
+def test_trimmed_dictionaries():
+    """With a snapshot and all neighbours, layers that see the nodes that they need alone."""
+    data, model, _ = model_of("HGTConv")
+    loader = loader_of(data, [-1, -1], batch_size=8)
+    loader.learn(model)
+    whole_output(model, data, dict_call)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
+    twin = MODELS["HGTConv"][0](data)
+    twin.load_state_dict(model.state_dict())
+    want = whole_output(twin, data, dict_call)
+    for batch in loader:
+        x, edges, own = batch.x_dict, batch.edge_index_dict, batch["paper"]
+        for i, conv in enumerate(model.convs):
+            x, edges, _ = trim_to_layer(i, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
+            x = {k: v.tanh() for k, v in conv(x, edges).items()}
+        assert torch.allclose(x["paper"][: own.batch_size], want[own.input_id], atol=1e-5)
+    assert not any(scale_of(conv).elsewhere for conv in model.convs)
 
 
 # --- besides ----------------------------------------------------------------------------------------------------------
