@@ -30,7 +30,7 @@ from typed_scores import SEEDS, SETTINGS, TRIALS, paired, planted_splits
 import adahop
 
 HERE = Path(__file__).parent
-GRAPHS = {"planted": (10, 256, 15), "freebase": (10, 64, 30)}  # k, batch size, epochs
+GRAPHS = {"planted": (10, 256, 8), "freebase": (10, 64, 15)}  # k, batch size, epochs
 ARMS = {"the script": ("pyg", 1), "adahop at k/2": ("adahop", 2), "the script at k/2": ("pyg", 2)}  # way, k over it
 
 

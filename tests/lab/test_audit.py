@@ -9,7 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 
 from adahop_lab import audit
-from adahop_lab.audit import NOT_TRIED, Bias, Case, Result, cases, page
+from adahop_lab.audit import NOT_TRIED, Bias, Case, Result, cases, page, typed_cases
 
 CASES = {case.name: case for case in cases()}
 FEW = (
@@ -31,6 +31,27 @@ def test_every_layer_with_every_neighbour():
     results = [audit.exactly(case) for case in CASES.values()]
     assert {r.name: r.breaches for r in results if not r.holds} == {}
     assert sum(r.scaled for r in results) >= 0.8 * len(results)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_typed_models_with_every_neighbour():
+    results = [audit.exactly(case) for case in typed_cases()]
+    assert {r.name: r.breaches for r in results if not r.holds} == {}
+    assert [r.name for r in results if not r.scaled] == ["FastRGCNConv"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["to_hetero(SAGEConv), 2 layers", "RGCNConv", "HGTConv"])
+def test_typed_models_keep_what_is_promised(name):
+    """Bounds hold for all typed models together with probability .99."""
+    result = audit.audit(next(case for case in typed_cases() if case.name == name), 100)
+    assert result.breaches == [] and f"`{name}`" in audit.typed_page([result], 100)
+
+
+def test_a_layer_that_depends_on_the_batch_is_held_to_the_plain_layer():
+    assert RESULT._replace(of_batch=True, exact_snapshot=0.4).holds
+    assert not RESULT._replace(of_batch=True, exact_snapshot=0.6).holds
+    assert not RESULT._replace(of_batch=True, exact=0.4).holds
 
 
 def test_every_layer_of_pyg_is_tried_or_named():

@@ -93,6 +93,8 @@ def arguments_of(
     elif isinstance(data, HeteroData):
         data = _numbered(data)
     called = {name: data if attr == "" else value_of(data, attr) for name, attr in seen.items()}
+    for name, keys in () if root is None else root.keys.items():
+        called[name] = {k: v for k, v in (called[name] or {}).items() if k in keys}
     known = [name for name in names if name.removesuffix("_dict") in usual]
     strange = [name for name in required if name not in known and name not in more and called.get(name) is None]
     given_both = {"x", "edge_index"} <= {name.removesuffix("_dict") for name in known}
@@ -101,9 +103,8 @@ def arguments_of(
             f"`model` must take x and edge_index, and what else it needs must be given by name, got "
             f"{type(model).__name__} with ({', '.join(required)})"
         )
-    wanted = [
-        name for name in known if name in required or name.startswith("edge_index") or not name.startswith("edge_")
-    ]
+    always = ("x", "edge_index", "edge_type", "node_type")
+    wanted = [name for name in known if name in required or name.removesuffix("_dict") in always]
     if not seen and any(getattr(m, "edge_dim", None) for m in model.modules()):
         wanted += [name for name in known if name.startswith("edge_attr")]
     given = {name: value_of(data, name) for name in wanted} | called | more

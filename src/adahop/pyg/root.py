@@ -29,6 +29,7 @@ class Root:
 
     def __init__(self, model: nn.Module) -> None:
         self.form: dict[str, str] | None = None  # per argument of `forward`, the attribute of the batch it was
+        self.keys: dict[str, list[Any]] = {}  # of which types or relations, where it was a dictionary
         self._fresh()
         model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after)
@@ -39,7 +40,7 @@ class Root:
         self.said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"form": self.form}
+        return {"form": self.form, "keys": self.keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -73,7 +74,7 @@ class Root:
             return
         drawn.calls.clear()
         drawn.kept["seen"] = False
-        self.form = _form(model, args, kwargs, drawn)
+        self.form, self.keys = _form(model, args, kwargs, drawn)
 
     @torch.compiler.disable
     def after(self, model: nn.Module, args: tuple, out: Any) -> None:
@@ -123,21 +124,24 @@ def _batch_of(args: tuple, kwargs: dict[str, Any]) -> DrawnBatch | None:
     return None if found is None else found.batch.root
 
 
-def _form(model: nn.Module, args: tuple, kwargs: dict[str, Any], drawn: DrawnBatch) -> dict[str, str]:
-    """Which attribute of the batch each argument is; "" for the batch itself."""
+def _form(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any], drawn: DrawnBatch
+) -> tuple[dict[str, str], dict[str, list[Any]]]:
+    """Which attribute of the batch each argument is, "" for the batch itself; and of which types or relations."""
     signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
     names = list(
         signature.param_dict if hasattr(signature, "param_dict") else inspect.signature(model.forward).parameters
     )
     form: dict[str, str] = {}
-    for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
+    words = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name, value in words.items():
         if isinstance(value, Data | HeteroData):
             form[name] = ""
         elif isinstance(value, Tensor | dict):
             found = batches.name_of(drawn, value) if isinstance(value, Tensor) else _name_of_each(drawn, value)
             if found is not None:
                 form[name] = found
-    return form
+    return form, {name: list(words[name]) for name in form if isinstance(words[name], dict)}
 
 
 def _name_of_each(drawn: DrawnBatch, values: dict[Any, Any]) -> str | None:
