@@ -21,6 +21,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -331,7 +332,7 @@ def cases() -> list[Case]:
     return found
 
 
-class Sage(nn.Module):
+class Stack(nn.Module):
     """Two layers of one kind, to be made heterogeneous."""
 
     def __init__(self, make: Callable[[int], nn.Module]) -> None:
@@ -356,6 +357,10 @@ class Hetero(nn.Module):
 
     def forward(self, x: dict[str, Tensor], edge_index: dict[Any, Tensor]) -> dict[str, Tensor]:
         return self.conv(x, edge_index)
+
+
+def _heterogeneous(make: Callable[[int], nn.Module], metadata: tuple[Any, Any]) -> nn.Module:
+    return pyg.to_hetero(Stack(make), metadata)
 
 
 def _by_type(m: Any, d: HeteroData) -> Tensor:
@@ -384,10 +389,10 @@ def typed_cases() -> list[Case]:
         "GATConv": lambda out: pyg.GATConv((w, w), out, add_self_loops=False),
     }
     found = [
-        Case(f"to_hetero({name}), 2 layers", lambda make=make: pyg.to_hetero(Sage(make), both), _by_type, 2)
+        Case(f"to_hetero({name}), 2 layers", partial(_heterogeneous, make, both), _by_type, 2)
         for name, make in kinds.items()
     ]
-    found += [Case(f"HeteroConv(aggr='{a}')", lambda a=a: Hetero(a), _by_type) for a in ("sum", "mean")]
+    found += [Case(f"HeteroConv(aggr='{aggr}')", partial(Hetero, aggr), _by_type) for aggr in ("sum", "mean")]
     found += [
         Case("RGCNConv", lambda: pyg.RGCNConv(w, 4, many), _as_one),
         Case("RGCNConv(aggr='sum')", lambda: pyg.RGCNConv(w, 4, many, aggr="sum"), _as_one),
@@ -727,4 +732,4 @@ def main(path: str, batches: int = BATCHES, part: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:4]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else BATCHES, *sys.argv[3:4]))
