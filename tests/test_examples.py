@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import runpy
 import sys
@@ -20,8 +21,16 @@ def has(*names: str) -> bool:
 
 
 def test_all_are_there():
-    wanted = {"quickstart", "pyg_before", "pyg_after", "gat_learned", "own_sampler", "lightning_node", "own_data"}
+    wanted = {"quickstart", "pyg_before", "pyg_after", "gat_learned", "own_sampler", "lightning_node", "own_data",
+              "hetero_before", "hetero_after"}  # fmt: skip
     assert wanted <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize("name", ["pyg", "hetero"])
+def test_three_lines_change(name):
+    before, after = ((FOLDER / f"{name}_{which}.py").read_text().splitlines()[1:] for which in ("before", "after"))
+    new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert len(new) == 3
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
@@ -33,8 +42,8 @@ def test_it_is_short(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 @pytest.mark.filterwarnings("ignore")
 def test_it_runs(path, monkeypatch, capsys, tmp_path):
-    if path.stem == "pyg_before" and not has("pyg_lib", "torch_sparse"):
-        pytest.skip("PyG's own loader needs pyg-lib or torch-sparse, which is what pyg_after.py does without")
+    if path.stem.endswith("_before") and not has("pyg_lib", "torch_sparse"):
+        pytest.skip("PyG's own loader needs pyg-lib or torch-sparse, which the script after it does without")
     monkeypatch.setenv("EPOCHS", "1")
     monkeypatch.setenv("ADAHOP_EXAMPLE_FAST", "1")
     monkeypatch.setattr(sys, "argv", [str(path)])

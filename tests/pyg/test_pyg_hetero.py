@@ -1,5 +1,6 @@
 """Typed data in PyG's loader: batches, models made by `to_hetero` and `HeteroConv`, learning per relation."""
 
+import logging
 import warnings
 
 import pytest
@@ -7,11 +8,11 @@ import torch
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, GCNConv, HANConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
-from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler import NodeSamplerInput, NumNeighbors
 from torch_geometric.utils import trim_to_layer
 
 from adahop.checks import InputError
-from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, inference, scale_messages
+from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, CSVLog, callback, inference, scale_messages
 from adahop.pyg.root import Root
 from adahop.pyg.wrap import scale_of
 
@@ -580,8 +581,11 @@ def test_under_pygs_own_node_loader():
             for name in ("edge_index", "e_id", "scale"):
                 assert torch.equal(a[relation][name], b[relation][name])
         assert a["paper"].batch_size == b["paper"].batch_size
-        for net, batch in ((model, a), (other, b)):
-            net(batch.x_dict, batch.edge_index_dict)["paper"].sum().backward()
+        outs = [dict_call(net, batch)["paper"] for net, batch in ((model, a), (other, b))]
+        assert torch.equal(*outs)
+        for out in outs:
+            out.sum().backward()
+    assert sampler.memory_cost()["bytes"] == ours.memory_cost()["bytes"] > 0
 
 
 def test_a_state_taken_within_an_epoch_goes_on():
@@ -602,7 +606,10 @@ def test_a_state_taken_within_an_epoch_goes_on():
     ({"input_nodes": "papers"}, "`input_nodes's node type` must be one of .*did you mean 'paper'"),
     ({"input_nodes": None}, r"`input_nodes` must be a node type, or \(node type, ids or a mask\)"),
     ({"input_nodes": ("paper", [60])}, r"got input_nodes\[0\] = 60"),
-    ({"num_neighbors": {CITES: [2]}}, r"must have a list for every edge type, got none for \('author'"),
+    ({"num_neighbors": {CITES: [2]}}, r"must have a list for every edge type.*got none for \('author'"),
+    ({"num_neighbors": {CITES: [2], WRITES: [2, 2], "default": [1]}}, r"lists of one length, got \[1, 2\]"),
+    ({"num_neighbors": {"default": [2], "citations": [1]}}, "must be one of .*got 'citations'"),
+    ({"num_neighbors": {"default": []}}, "must be a list with one number per hop"),
     ({"num_neighbors": {("paper", "cite", "paper"): [2]}}, "did you mean .*cites"),
     ({"num_neighbors": NumNeighbors({CITES: [2]}, default=[1, 1])}, r"lists of one length, got \[1, 2\]"),
     ({"num_neighbors": {CITES: [-2]}}, "must hold whole numbers of at least -1"),
@@ -614,3 +621,84 @@ def test_a_state_taken_within_an_epoch_goes_on():
 def test_refusals(words, message):
     with pytest.raises(InputError, match=message):
         AdaptiveNeighborLoader(**{"data": typed_data(), "num_neighbors": [2, 2], "input_nodes": "paper", **words})
+    if not words.keys() & {"input_nodes"}:
+        with pytest.raises(InputError, match=message):
+            AdaptiveSampler(**{"data": typed_data(), "num_neighbors": [2, 2], **words})
+
+
+def broken(how):
+    data = typed_data()
+    how(data)
+    return data
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    (lambda d: d["author"].update({"x": d["author"].x[:-1], "num_nodes": 40}),
+     r"`data\['author'\].x` must have a row per node of its type, 40 in all, got 39"),
+    (lambda d: d[WRITES].update({"edge_index": torch.tensor([[40], [0]])}),
+     r"`edge_index\[\('author', 'writes', 'paper'\)\]\[0\]` must .*40"),
+    (lambda d: d[WRITES].update({"edge_index": torch.tensor([[0], [60]])}), r"\[1\]` must .*60"),
+    (lambda d: d[WRITES].update({"edge_index": torch.rand(2, 3)}), "must hold whole numbers, got dtype torch.float32"),
+    (lambda d: d[WRITES].update({"edge_index": torch.zeros(3, 2).long()}), r"must have shape \[2, E\], got \(3, 2\)"),
+    (lambda d: d["venue", "of", "paper"].update({"edge_index": torch.zeros(2, 1).long()}),
+     r"`data\['venue'\]` must have features or `num_nodes`, got neither"),
+    (lambda d: d[CITES].update({"edge_weight": torch.ones(3)}), r"weight.*500"),
+])  # fmt: skip
+def test_data_that_does_not_fit_is_refused_before_anything_is_drawn(how, message):
+    for kind, words in ((AdaptiveNeighborLoader, {"input_nodes": "paper"}), (AdaptiveSampler, {})):
+        with pytest.raises(InputError, match=message):
+            kind(broken(how), [2, 2], **words)
+
+
+def test_seeds_of_a_sampler_are_checked():
+    sampler = AdaptiveSampler(typed_data(), [2, 2])
+    for kind, ids, message in (
+        ("paper", [60], r"`inputs\['paper'\]` must .*60"),
+        ("papers", [0], "must be one of .*did you mean 'paper'"),
+        (None, [0], "must have a node type, as the data is a HeteroData, got none"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sampler.sample_from_nodes(NodeSamplerInput(torch.arange(len(ids)), torch.tensor(ids), input_type=kind))
+    assert int(sampler.sampler.step) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_node_data_with_a_snapshot(tmp_path):
+    L = pytest.importorskip("lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    from torch_geometric.data.lightning import LightningNodeData
+
+    data, net, call = model_of("to_hetero")
+
+    class Node(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, edge_index):
+            return self.net(x, edge_index)
+
+        def training_step(self, batch, batch_idx):
+            own = batch["paper"]
+            return call(self, batch)["paper"][: own.batch_size].square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    sampler = AdaptiveSampler(data, [3, 2], seed=1)
+    nodes = LightningNodeData(data, input_train_nodes=("paper", data["paper"].train_mask), loader="custom",
+                              node_sampler=sampler, transform=sampler.attach, batch_size=8, num_workers=0)  # fmt: skip
+    log, kept = CSVLog(tmp_path / "log.csv"), []
+
+    class Look(L.Callback):
+        def on_train_batch_end(self, *args):
+            kept.append(sampler.memory_cost()["bytes"])
+
+    trainer = L.Trainer(
+        max_epochs=2, callbacks=[Look(), callback(sampler, log, every=2)], accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Node(), datamodule=nodes)
+    assert int(sampler.sampler.step) == len(kept) and kept[-1] > 0
+    assert float(sampler.sampler.policy.square.std()) > 0.001  # it learned
+    assert "edges" in (tmp_path / "log.csv").read_text()

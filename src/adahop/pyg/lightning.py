@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import InputError
 from adahop.pyg.adapter import AdaptiveSampler
@@ -31,12 +31,18 @@ def callback(
         state_key = "adahop"  # its name in a checkpoint
 
         def on_train_batch_start(
-            self, trainer: object, module: nn.Module, batch: Data, batch_idx: int, *args: object
+            self, trainer: object, module: nn.Module, batch: Data | HeteroData, batch_idx: int, *args: object
         ) -> None:
             learner._attend_to(module, batch)
 
         def on_train_batch_end(
-            self, trainer: object, module: nn.Module, outputs: object, batch: Data, batch_idx: int, *args: object
+            self,
+            trainer: object,
+            module: nn.Module,
+            outputs: object,
+            batch: Data | HeteroData,
+            batch_idx: int,
+            *args: object,
         ) -> None:
             learner._take_back()
             if log is not None and batch_idx % every == 0:

@@ -6,18 +6,18 @@ import csv
 import importlib
 from pathlib import Path
 
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import InputError
 
 
-def stats(batch: Data) -> dict[str, float]:
+def stats(batch: Data | HeteroData) -> dict[str, float]:
     """Size of a batch, share of its edges left to chance, and how even their scale is.
 
     `scale_max` is the largest scale, `even` is (mean scale)^2 / mean scale^2 of the edges left to chance: 1 where all
     are scaled alike, small where a few stand for many.
     """
-    numbers = {"nodes": float(batch.num_nodes), "edges": float(batch.edge_index.shape[1])}
+    numbers = {"nodes": float(batch.num_nodes or 0), "edges": float(batch.num_edges)}
     if getattr(batch, "blocks", None) is None:
         return numbers
     scale = [b.scale[b.drawn()] for b in batch.blocks]

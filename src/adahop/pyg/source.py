@@ -121,13 +121,16 @@ def sizes_of(num_neighbors: object, types: Types | None) -> tuple[Any, frozenset
     given = num_neighbors.values if wrapped else num_neighbors  # type: ignore[union-attr,attr-defined]
     if not isinstance(given, dict):
         return sizes_of(given, None)
-    named = {types.number(key, "num_neighbors"): fan_outs(hops)[::-1] for key, hops in given.items()}
-    if wrapped and num_neighbors.default is not None:  # type: ignore[attr-defined]
-        default = fan_outs(num_neighbors.default)[::-1]  # type: ignore[attr-defined]
-        named = {r: named.get(r, default) for r in range(len(types.relations))}
+    rest = num_neighbors.default if wrapped else given.get("default")  # type: ignore[attr-defined]
+    each_named = ((key, hops) for key, hops in given.items() if wrapped or key != "default")
+    named = {types.number(key, "num_neighbors"): fan_outs(hops)[::-1] for key, hops in each_named}
+    if rest is not None:
+        named = {r: named.get(r, fan_outs(rest)[::-1]) for r in range(len(types.relations))}
     for r, relation in enumerate(types.relations):
         if r not in named:
-            raise InputError(f"`num_neighbors` must have a list for every edge type, got none for {relation}")
+            raise InputError(
+                f"`num_neighbors` must have a list for every edge type, or one for 'default', got none for {relation}"
+            )
     if len({len(hops) for hops in named.values()}) > 1:
         raise InputError(
             f"`num_neighbors` must hold lists of one length, got {sorted({len(hops) for hops in named.values()})}"
