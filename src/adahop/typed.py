@@ -199,6 +199,12 @@ class TypedBatch(NamedTuple):
     node: dict[str, Tensor]
     edge: dict[Relation, Tensor]
 
+    @property
+    def span(self) -> dict[Relation, slice]:
+        """Where the edges of each relation lie among all of them, relation after relation."""
+        ends = [0, *itertools.accumulate(ids.numel() for ids in self.e_id.values())]
+        return {r: slice(*pair) for r, pair in zip(self.e_id, itertools.pairwise(ends), strict=True)}
+
     def by_relation(self, values: Sequence[Tensor]) -> dict[Relation, Tensor]:
         """One tensor per block, input layer first, as one per relation: `[b.scale for b in blocks]`, for instance."""
         joined = torch.cat(list(reversed(values)))

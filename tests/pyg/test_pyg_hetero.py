@@ -330,6 +330,27 @@ def test_rgcn_over_a_batch_made_homogeneous():
     assert "left" not in str(model.one.forward.reading)
 
 
+@pytest.mark.parametrize("aggr", ["mean", "sum"])
+def test_rgcn_is_right_on_average(aggr):
+    """z-test over 400 draws of 2 neighbours per relation, on relations that share pairs of nodes: 360 numbers, none 5
+    standard errors off, an error rate below one in a thousand."""
+    data = typed_data()
+    for kind in data.node_types:
+        data[kind].x = torch.randn(data[kind].num_nodes, 6, generator=torch.Generator().manual_seed(3))
+    again = data[CITES].edge_index[:, ::2]
+    data["paper", "again", "paper"].edge_index = torch.cat([again, data[CITES].edge_index.flip(0)], 1)
+    torch.manual_seed(0)
+    model = scale_messages(RGCNConv(6, 6, len(data.edge_types), aggr=aggr))
+    with torch.no_grad():
+        whole = joint_call(model, data)["paper"]
+        loader = AdaptiveNeighborLoader(data, [2], "paper", batch_size=60, seed=4, estimator="plain")
+        for weight in loader.sampler.policy.square:
+            weight.copy_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)) + 0.1)
+        each = torch.stack([joint_call(model, loader(range(60)))["paper"][:60].double() for _ in range(400)])
+    z = (each.mean(0) - whole) / (each.std(0) / 20).clamp(min=1e-5)
+    assert float(each.std(0).mean()) > 0.05 and float(z.abs().max()) < 5.0
+
+
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 

@@ -81,12 +81,13 @@ class Whole:
 class Joint(Whole):
     """All relations as one, in the graph's own ids; its edges are put together when first asked for."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, relations: dict[Relation, Whole]):
         super().__init__(Data(), graph)
+        self.relations = relations
 
     @functools.cached_property
     def pairs(self) -> Pairs:
-        return Pairs(self.graph)
+        return Pairs(self.graph, self.relations)
 
     @property
     def edge_index(self) -> Tensor:
@@ -104,8 +105,8 @@ class Pairs(Joint):
 
     bipartite = True
 
-    def __init__(self, graph: Graph):
-        super().__init__(graph)
+    def __init__(self, graph: Graph, relations: dict[Relation, Whole]):
+        super().__init__(graph, relations)
         assert graph.types is not None
         many = [graph.types.num_nodes[r[0]] for r in graph.relations]
         self.first = dict(zip(graph.relations, [0, *itertools.accumulate(many)], strict=False))  # of each relation
@@ -127,7 +128,9 @@ def wholes(data: Data | HeteroData, graph: Graph) -> dict[Relation | None, Whole
     """The whole graph, and each relation of typed data."""
     if not isinstance(data, HeteroData):
         return {None: Whole(data, graph)}
-    return {**{r: Whole(data[r], graph, r) for r in graph.relations}, None: Joint(graph)}
+    each = {r: Whole(data[r], graph, r) for r in graph.relations}
+    found: dict[Relation | None, Whole] = dict(each.items())
+    return found | {None: Joint(graph, each)}
 
 
 @dataclass(eq=False)
@@ -214,14 +217,14 @@ def side_by_side(edges: dict[Relation, Tensor], rows: dict[str, int]) -> Side | 
     for kind, many in rows.items():
         first[kind], start = start, start + many
     sources, both, columns, start = [], [], [], 0
-    place = dict(zip(typed.e_id, [0, *itertools.accumulate(ids.numel() for ids in typed.e_id.values())], strict=False))
+    place = typed.span
     for relation, e in edges.items():
         sources.append(typed.n_id[relation[0]][: rows[relation[0]]] + whole.first[relation])
         both.append(e + torch.tensor([[start], [first[relation[2]]]], device=e.device))
         start += rows[relation[0]]
         at = found.get(relation)
         if at is not None and at.columns is not None:
-            columns.append(torch.arange(at.columns.start, at.columns.stop) + place[relation])
+            columns.append(torch.arange(at.columns.start, at.columns.stop) + place[relation].start)
     n_id = torch.cat([typed.n_id[kind][:many] + types.nodes[kind] for kind, many in rows.items()])
     batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole=whole, owner=root, kept={}, _moved={})
     return Side(batch, torch.cat(both, 1), torch.cat(columns))

@@ -320,15 +320,36 @@ def _reaches(module: types.ModuleType, names: set[str], depth: int) -> bool:
 def counts(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
     """[edges] k / n of each edge's target: its messages here over those of the whole graph.
 
-    n is known where the target's drawn edges are all in use; where only a part is (one relation of many), the sum of
-    scale stands in for it.
+    n is known where the target's drawn edges are all in use, or all of a relation of typed data; of another part, the
+    sum of scale stands in for it.
     """
     row = used[1]
     n = int(call.batch.n_id.numel())
     here = torch.bincount(row, minlength=n).to(call.scale.dtype)
     if aligned.share < 1.0:
-        total = segment_sum(aligned.take(call.scale), row, n)
+        known = _of_relation(call, aligned, used, n)
+        total = segment_sum(aligned.take(call.scale), row, n) if known is None else known.to(here.dtype)
     else:
         loop = call.batch.whole.is_loop(used)
         total = call.sums(None, n)[0].to(here.dtype) + torch.bincount(row[loop], minlength=n)
     return (here / total.clamp(min=1e-30))[row]
+
+
+def _of_relation(call: Call, aligned: Aligned, used: Tensor, nodes: int) -> Tensor | None:
+    """[nodes] edges of one relation in the whole graph, where those in use are all of one that were drawn; typed nodes
+    lie type after type.
+    """
+    typed, whole = call.batch.typed, call.batch.whole
+    spans = {} if typed is None or aligned.at is not None else typed.span
+    both = slice(aligned.start, aligned.start + aligned.kept)
+    relation = next((r for r, span in spans.items() if span == both), None)
+    if typed is None or relation is None:
+        return None
+    kinds = list(typed.n_id)
+    start = sum(typed.n_id[t].numel() for t in kinds[: kinds.index(relation[2])])
+    ids = typed.n_id[relation[2]]
+    of = whole.relations[relation]  # type: ignore[attr-defined]
+    total = torch.bincount(used[1, used[0] == used[1]], minlength=nodes).float()
+    inward = of.sums(None)[0]
+    total[start : start + ids.numel()] += inward[ids.to(inward.device)].to(total.device)
+    return total
