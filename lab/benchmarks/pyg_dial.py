@@ -1,11 +1,12 @@
 """The scripts in pyg/ at k neighbours, and converted at k/2 with the dial `noise` set on validation.
 
-    python lab/benchmarks/pyg_dial.py --data DIR [--table]
+    python lab/benchmarks/pyg_dial.py --data DIR [--again | --table]
 
 Settings are those that pyg_half.py chose for the script as it is. The dial is one of 0, .5 and 1: that with the best
-validation score of seed 0, 0 where they are equal; test scores have no part in it. The script's own runs draw as they
-always did, so seeds 1 and 2 are taken from results/pyg_half.jsonl where seed 0, run again, has the same curve there,
-and are run where it has not. One JSON line per run in results/pyg_dial.jsonl; finished runs are not repeated. `--table`
+validation score of seed 0, 0 where they are equal; test scores have no part in it. The script's own runs are those of
+results/pyg_half.jsonl, as its draws are what they were: where a run of it is made again (`--again`), its curve must be
+the same. Fewer epochs than there are the same for both: the first ones of the script's curve.
+One JSON line per run in results/pyg_dial.jsonl; finished runs are not repeated. `--table`
 prints the table of docs/results.md, with the cost of results/pyg_cost.json beside it.
 """
 
@@ -23,33 +24,33 @@ from pyg_cost import scripts
 
 half = scripts()
 HERE = Path(__file__).parent
-GRAPHS = ("tolokers", "amazon_computers", "ppi_rebuilt_labels")
+EPOCHS = {"tolokers": 40, "amazon_computers": 10, "ppi_rebuilt_labels": 6}
 K, SEEDS = 10, (0, 1, 2)
 DIAL = {"adahop": 0.0, "adahop, noise .5": 0.5, "adahop, noise 1": 1.0}
 WITHIN = 4.303  # Student's t of two degrees of freedom, 95 %
 
 
 class Rows:
-    """Finished runs, new and old."""
+    """Finished runs: those of the script as it is, and converted ones."""
 
     def __init__(self, out: Path):
         self.out, self.old = out, _read(HERE / "results" / "pyg_half.jsonl")
         self.new = _read(out) if out.exists() else []
 
-    def find(self, graph: str, script: str, way: str, seed: int, old: bool = False) -> dict[str, Any] | None:
-        k, settings = K if way == "pyg" else K // 2, half.settings(self.old, graph, script)
-        key = (graph, script, way, k, seed, *settings)
-        rows = self.old if old else self.new
-        return next((r for r in rows if tuple(r[f] for f in half.Task._fields) == key), None)
+    def task(self, graph: str, script: str, way: str, seed: int) -> Any:
+        k = K if way == "pyg" else K // 2
+        return half.Task(graph, script, way, k, seed, *half.settings(self.old, graph, script))
 
-    def same(self, graph: str, script: str) -> bool:
-        """Whether the script as it is gives today what it gave before."""
-        both = [self.find(graph, script, "pyg", 0, old) for old in (False, True)]
-        return all(r is not None for r in both) and both[0]["curve"] == both[1]["curve"]
-
-    def script(self, graph: str, script: str, seed: int) -> dict[str, Any] | None:
-        found = self.find(graph, script, "pyg", seed)
-        return self.find(graph, script, "pyg", seed, True) if found is None and self.same(graph, script) else found
+    def find(self, graph: str, script: str, way: str, seed: int, again: bool = False) -> dict[str, Any] | None:
+        """A run, judged by its first epochs."""
+        task = self.task(graph, script, way, seed)
+        rows = self.old if way == "pyg" and not again else self.new
+        row = next((r for r in rows if tuple(r[f] for f in task._fields) == task), None)
+        if row is None:
+            return None
+        curve = row["curve"][: EPOCHS[graph]]
+        best = max(curve, key=lambda both: both[0])
+        return {**row, "curve": curve, "val": best[0], "test": best[1]}
 
     def chosen(self, graph: str, script: str) -> str | None:
         """The dial by validation; None before all its values have run."""
@@ -58,18 +59,15 @@ class Rows:
             return None
         return max(DIAL, key=lambda way: tried[way]["val"])  # the first of equal ones
 
-    def todo(self) -> Iterator[Any]:
-        """Seed 0 of all cells first."""
+    def todo(self, again: bool) -> Iterator[Any]:
+        """Seed 0 of all cells first; with `again`, the script's own runs."""
         for seed in SEEDS:
-            for graph in GRAPHS:
+            for graph in EPOCHS:
                 for script in half.SCRIPTS:
-                    ways = ["pyg", *DIAL] if seed == 0 else ["pyg", str(self.chosen(graph, script))]
+                    ways = ["pyg"] if again else list(DIAL) if seed == 0 else [str(self.chosen(graph, script))]
                     for way in ways:
-                        if way == "pyg" and seed and self.script(graph, script, seed) is not None:
-                            continue
-                        if self.find(graph, script, way, seed) is None:
-                            k = K if way == "pyg" else K // 2
-                            yield half.Task(graph, script, way, k, seed, *half.settings(self.old, graph, script))
+                        if self.find(graph, script, way, seed, again) is None:
+                            yield self.task(graph, script, way, seed)
 
     def add(self, row: dict[str, Any]) -> None:
         self.new.append(row)
@@ -85,10 +83,10 @@ def table(rows: Rows) -> str:
     cost = json.loads((HERE / "results" / "pyg_cost.json").read_text())["cells"]
     lines = ["| graph | script | at k = 10 | `adahop` at 5 | difference, 95 % | `noise` | seconds per epoch |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for graph in GRAPHS:
+    for graph in EPOCHS:
         for script in half.SCRIPTS:
             way = rows.chosen(graph, script)
-            both = [(rows.script(graph, script, s), rows.find(graph, script, str(way), s)) for s in SEEDS]
+            both = [(rows.find(graph, script, "pyg", s), rows.find(graph, script, str(way), s)) for s in SEEDS]
             tests = [(a["test"], b["test"]) for a, b in both if a is not None and b is not None]
             if not tests:
                 continue
@@ -106,16 +104,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=os.environ.get("ADAHOP_DATA", "data"), type=Path)
     parser.add_argument("--out", default=HERE / "results" / "pyg_dial.jsonl", type=Path)
+    parser.add_argument("--again", action="store_true", help="the script's own runs, to see that they are the same")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     rows = Rows(args.out)
     if args.table:
         print(table(rows))
         return
-    while (task := next(rows.todo(), None)) is not None:
+    for graph, epochs in EPOCHS.items():
+        half.GRAPHS[graph] = (*half.GRAPHS[graph][:4], epochs)
+    while (task := next(rows.todo(args.again), None)) is not None:
         row = half.run(task, args.data)
         rows.add(row)
-        print(*task, f"val {row['val']:.4f}", f"{row['cpu_seconds']} s", flush=True)
+        before = rows.find(*task[:3], task.seed)
+        same = "" if before is None or task.way != "pyg" else f"the same curve: {before['curve'] == row['curve']}"
+        print(*task, f"val {row['val']:.4f}", f"{row['cpu_seconds']} s", same, flush=True)
 
 
 if __name__ == "__main__":
