@@ -545,14 +545,48 @@ def test_a_plain_sum_that_blows_up_is_told_so_and_has_a_way_out():
         plain = model(batch.x, batch.edge_index)
         return plain[0], scale_messages(model, sums=sums)(batch.x, batch.edge_index)[0]
 
-    with pytest.warns(UserWarning, match="GINConv sums its neighbours.*sums='drawn'") as said:
-        plain, whole = run("whole")
+    with pytest.warns(UserWarning, match="GINConv sums its neighbours.*sums='whole'") as said:
+        plain, auto = run("auto")
     assert [w.filename for w in said] == [__file__]  # at the line of the script
-    assert float(whole.sum() / plain.sum()) > 50
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plain, drawn = run("drawn")
-    assert torch.allclose(drawn, plain, atol=1e-4)  # uniform draws: as the script had it
+        for sums, size in (("drawn", 1.0), ("whole", 100.0)):
+            plain, out = run(sums)
+            assert float(out.sum() - data.x[0].sum()) == pytest.approx(size * float(plain.sum() - data.x[0].sum()))
+    assert torch.allclose(auto, run("drawn")[1], atol=1e-4)  # uniform draws: as the script had it
+
+
+@pytest.mark.parametrize("estimator", ["plain", "snapshot"])
+def test_sums_at_the_size_of_the_drawn(estimator):
+    """k / n of what the sum over the whole graph is estimated to be, and with a snapshot known to be."""
+    torch.manual_seed(0)
+    data, model = the_data(), scale_messages(pyg.GraphConv(6, 4), sums="drawn")
+    loader = loader_of(data, 2, estimator=estimator)
+    if estimator != "plain":
+        loader.learn(model)
+    many = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+    sums = torch.zeros_like(data.x).index_add(0, data.edge_index[1], data.x[data.edge_index[0]])
+    batch = next(iter(loader))
+    out = model(batch.x, batch.edge_index)[:SEEDS]
+    drawn = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)[:SEEDS]
+    at = batch.n_id[:SEEDS]
+    share = (drawn / many[at].clamp(min=1)).unsqueeze(1)
+    want = model.lin_rel(share * sums[at]) + model.lin_root(data.x[at])
+    if estimator == "plain":
+        messages = batch.x[batch.edge_index[0]] * batch.scale.unsqueeze(1)
+        found = torch.zeros_like(batch.x).index_add(0, batch.edge_index[1], messages)[:SEEDS]
+        want = model.lin_rel(share * found) + model.lin_root(data.x[at])
+    assert off(out, want) < 1e-5
+
+
+def test_normalised_weights_are_no_large_sums():
+    """A hub with 400 neighbours of weight 1/400."""
+    edges = torch.stack([torch.arange(1, 401), torch.zeros(400, dtype=torch.long)])
+    data = Data(x=torch.rand(401, 6), edge_index=edges, edge_weight=torch.full((400,), 1 / 400))
+    model = scale_messages(pyg.GraphConv(6, 4))
+    for batch in AdaptiveNeighborLoader(data, [4], [0], method="graphsage", estimator="plain", replace=False):
+        model(batch.x, batch.edge_index, batch.edge_weight)
+    assert scale_of(model).small is False
 
 
 def test_a_model_of_many_sums_says_it_once():

@@ -60,10 +60,10 @@ class Rows:
         return max(DIAL, key=lambda way: tried[way]["val"])  # the first of equal ones
 
     def todo(self, again: bool) -> Iterator[Any]:
-        """Seed 0 of all cells first; with `again`, the script's own runs."""
-        for seed in SEEDS:
-            for graph in EPOCHS:
-                for script in half.SCRIPTS:
+        """Cell by cell; with `again`, the script's own runs."""
+        for graph in EPOCHS:
+            for script in half.SCRIPTS:
+                for seed in SEEDS:
                     ways = ["pyg"] if again else list(DIAL) if seed == 0 else [str(self.chosen(graph, script))]
                     for way in ways:
                         if self.find(graph, script, way, seed, again) is None:

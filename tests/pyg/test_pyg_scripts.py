@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn import GATConv, GCNConv, GraphSAGE
 from torch_geometric.utils import scatter
 
 from adahop.pyg import AdaptiveNeighborLoader, callback, inference
@@ -125,6 +125,46 @@ class Saving(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed(plain, reentrant):
     assert train(Saving(reentrant), plain[0]).same(plain[1], 1e-3)
+
+
+class Twice(nn.Module):
+    """A layer that is used twice, between others."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.first, self.conv, self.last = nn.Linear(6, 8), conv, nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.last(self.conv(self.conv(self.first(x), edge_index).relu(), edge_index))
+
+
+@pytest.mark.parametrize("conv", [GCNConv, GATConv])
+@pytest.mark.parametrize("estimator", ["snapshot", "history"])
+def test_a_checkpointed_model_has_the_same_gradients(estimator, conv):
+    """What runs again lies elsewhere in memory, and is the same forward of the same layer all the same."""
+    grads, learnt, taught = [], [], []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = Twice(conv(8, 8))
+        loader = loader_of(the_data(), estimator)
+        loader.learn(model)
+        update, found = loader.sampler.update, []
+        loader.sampler.update = lambda *given, update=update: taught.append(update(*given))
+        for _ in range(2):
+            for batch in loader:
+                words = (batch.x, batch.edge_index)
+                out = checkpoint(model, *words, use_reentrant=False) if again else model(*words)
+                F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size]).backward()
+                found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.05 * p.grad
+                        p.grad = None
+        loader.learn(None)
+        grads.append(torch.stack(found))
+        learnt.append(loader.sampler.policy.square.clone())
+    assert torch.equal(*grads) and torch.equal(*learnt)
+    assert len(taught) == 2 * len(grads[0])  # once per step
 
 
 def test_an_average_of_the_model(plain):

@@ -153,7 +153,7 @@ class DrawnBatch:
     memory: weakref.ref[Any] | None = None  # the snapshot that layers apply on it
     expected: int | None = None  # how many rounds the last step had
     rounds: list[Any] = field(default_factory=list)  # what layers noted on it, in order
-    calls: dict[Any, list[int]] = field(default_factory=dict)  # per layer, where the inputs of its calls lay
+    calls: dict[Any, list[Tensor | None]] = field(default_factory=dict)  # per layer, some rows of its calls' inputs
     kept: dict[Any, Any] = field(default_factory=dict)  # what several layers compute alike
     sources: Tensor | None = None  # of a relation between two types, the ids of its sources' type
     relation: Relation | None = None

@@ -114,7 +114,7 @@ def weights(call: Call, at: Layout) -> Tensor | None:
     if type(call.layer.conv.aggr_module) is not MeanAggregation:
         return factor
     assert call.used is not None and call.place is not None
-    key = ("weights", call.reading.factor, call.layer.sums, call.place.start, call.place.edges, call.device)
+    key = ("weights", call.reading.factor, call.place.start, call.place.edges, call.device)
     usual = call.place.at is None and call.place.kept == call.place.edges and call.place.share == 1.0
     if usual and key in call.batch.kept:
         return call.batch.kept[key]

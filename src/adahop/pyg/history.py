@@ -64,7 +64,9 @@ class LayerHistories:
         self.steps, self.cursor, self.round, self.stamp = 0, 0, 0, torch.zeros(self.nodes, dtype=torch.int32)
         self.tried = False
         self.spent = {"read": 0.0, "renew": 0.0}
-        self._first: dict[Any, list[int]] | None = None  # the calls of the batch on which layers are seen first
+        self._first: dict[Any, list[Tensor | None]] | None = (
+            None  # the calls of the batch on which layers are seen first
+        )
         self._tags: dict[Any, int] = {}  # of that batch: how many sums lie before a result, by its gradient
         self._serial = 0
         self._pending: list[Callable[[], Any]] = []
@@ -168,11 +170,7 @@ class LayerHistories:
         return Recalled(self, forward, full, missing)
 
     def _forward_of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> ForwardHistory | None:
-        first = next((v for a in (*args, *kwargs.values()) for v in pair(a) if isinstance(v, Tensor)), None)
-        at, calls = 0 if first is None else first.data_ptr(), call.batch.calls.setdefault(layer, [])
-        if not (backward() and at in calls):  # a checkpointed part runs again
-            calls.append(at)
-        n = calls.index(at) if backward() else len(calls) - 1
+        n = call.number(args, kwargs)
         forwards = self.kept.setdefault(layer, [])
         if self._first is None and not any(self.kept.values()):
             self._first = call.batch.calls
@@ -186,7 +184,7 @@ class LayerHistories:
             forward.why = "it stays as PyG has it"  # which is said elsewhere
         elif call.reading.estimated:
             self._do_without(layer, forward, "its degrees are estimated from the drawn edges")
-        elif layer.sums == "drawn" and call.reading.factor == "sum":
+        elif layer.small and call.reading.factor == "sum":
             self._do_without(layer, forward, "its sums are kept at the size of the drawn neighbours")
 
     def _all_neighbours(

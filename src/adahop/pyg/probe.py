@@ -44,9 +44,7 @@ class Trial(NamedTuple):
     wholes: dict[Relation | None, Whole] | None = None  # of typed data
 
 
-def reading_of(
-    conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[str, Any], found: Found, sums: str = "whole"
-) -> Reading:
+def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[str, Any], found: Found) -> Reading:
     """The first reading under which the layer passes the test; with none it is left as it is."""
     if conv.flow != "source_to_target":
         return Reading(why="it sums at the sources of edges, whose neighbours are not drawn", whole=False)
@@ -209,7 +207,7 @@ def _call(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Propaga
     from adahop.pyg.wrap import AllRelations, Call, Propagate, by_relation, drawn_parts
 
     layer = Propagate(conv)
-    layer.reading, layer.checked = reading, True
+    layer.reading, layer.small = reading, False
     conv.__dict__["forward"] = layer
     batch, words = trial.found.batch, tuple(trial.cut.values())
     if isinstance(trial.data, HeteroData) and trial.wholes is not None:

@@ -317,8 +317,8 @@ def _reaches(module: types.ModuleType, names: set[str], depth: int) -> bool:
     return False
 
 
-def counts(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
-    """[edges] k / n of each edge's target: its messages here over those of the whole graph.
+def shares(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
+    """[nodes] k / n of each target: its messages here over those of the whole graph.
 
     n is known where the target's drawn edges are all in use, or all of a relation of typed data; of another part, the
     sum of scale stands in for it.
@@ -332,7 +332,7 @@ def counts(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
     else:
         loop = call.batch.whole.is_loop(used)
         total = call.sums(None, n)[0].to(here.dtype) + torch.bincount(row[loop], minlength=n)
-    return (here / total.clamp(min=1e-30))[row]
+    return here / total.clamp(min=1e-30)
 
 
 def _of_relation(call: Call, aligned: Aligned, used: Tensor, nodes: int) -> Tensor | None:

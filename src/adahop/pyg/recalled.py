@@ -119,8 +119,6 @@ class Recalled:
             change = self.total.to(out) if self.old is None else self.total.to(out) - self.old[: len(self.total)]
             out = self._joined(out, self.trust * change)
         call.watch(out)
-        if self.mode == "plain":
-            call.check_size(inputs, out, lambda: own(inputs, *args, **kwargs))
         self.old = self.old_messages = None
         return out
 

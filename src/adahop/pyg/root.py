@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from adahop.checks import tell
 from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch
-from adahop.pyg.wrap import bare, layers_of, scale_of
+from adahop.pyg.wrap import backward, bare, layers_of, scale_of
 
 if TYPE_CHECKING:
     from adahop.pyg.feedback import Learner
@@ -65,6 +65,8 @@ class Root:
 
     @torch.compiler.disable
     def before(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if backward():
+            return  # a checkpointed model runs again: nothing of the step begins anew
         for learner in self.learners:
             if learner._snapshots is not None:
                 learner._snapshots.begin()

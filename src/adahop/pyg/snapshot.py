@@ -28,7 +28,7 @@ from adahop.pyg.fused import Operand, on_ones
 from adahop.pyg.inference import inference, value_of
 from adahop.pyg.readings import Reading
 from adahop.pyg.root import Root
-from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of, targets_of
+from adahop.pyg.wrap import Call, Propagate, bare, layers_of, scale_of, targets_of
 from adahop.typed import Relation
 
 log = logging.getLogger("adahop")
@@ -177,6 +177,8 @@ class Applied:
         self.mode, self.table = "new", None
         passes, reading = self.recorded.passes, call.reading
         table = passes[call.passes] if call.passes < len(passes) else None
+        for given in [] if table is None else [name for name, v in kwargs.items() if any(v is f for f in call.fixed)]:
+            table.edge.pop(given, None)  # type: ignore[union-attr]  # the graph alone decides it
         rows = call.rows_of(kwargs)
         old = None if rows is None or table is None else self._beside(call, table, rows, kwargs)
         name = None if old is None else reading.times
@@ -306,9 +308,11 @@ class Applied:
                 then[name] = self._rows(call, table.node[name], value, table.side.get(name, 0))
                 if then[name] is None:
                     return None, False
-            elif any(value is f for f in call.fixed):
-                table.edge.pop(name, None)  # the graph alone decides it
-            elif name in table.own or not any(isinstance(v, Tensor) and v.dim() for v in _pair(value)):
+            elif (
+                any(value is f for f in call.fixed)
+                or name in table.own
+                or not any(isinstance(v, Tensor) and v.dim() for v in _pair(value))
+            ):
                 continue
             elif name in table.edge and isinstance(value, Tensor):
                 then[name], fixed = self._edges(call, table, name, value), False
@@ -548,12 +552,7 @@ class Snapshots:
         kept = [r for r in self.kept.get(layer, ()) if r.relation == call.batch.relation]
         if not kept or call.scale.numel() != call.batch.e_id.numel():
             return None
-        first = next((v for a in (*args, *kwargs.values()) for v in _pair(a) if isinstance(v, Tensor)), None)
-        at, calls = 0 if first is None else first.data_ptr(), call.batch.calls.setdefault(layer, [])
-        if backward() and at in calls:  # a checkpointed part runs again
-            return Applied(self, kept[calls.index(at) % len(kept)])
-        calls.append(at)
-        return Applied(self, kept[(len(calls) - 1) % len(kept)])
+        return Applied(self, kept[call.number(args, kwargs) % len(kept)])
 
     def keep(self, value: Tensor) -> Tensor:
         """A table: the data's own tensor where it is one, which stays as it is; else a copy."""

@@ -21,14 +21,16 @@ from adahop.ops import segment_sum
 from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align, same
 from adahop.pyg.batches import DrawnBatch, Found, Side
-from adahop.pyg.readings import Copies, Reading, counts
+from adahop.pyg.readings import Copies, Reading, shares
 from adahop.typed import Relation
 
 if TYPE_CHECKING:
     from adahop.pyg.history import LayerHistories
     from adahop.pyg.snapshot import Snapshots
 
-SUMS = ("whole", "drawn")
+SMALL = {"auto": None, "whole": False, "drawn": True}
+LARGE = 4.0, 8.0  # times the drawn sums, and messages: plain sums beyond both keep the size of the drawn
+SOME = 16  # rows by which a layer's input is known again
 
 
 class Round:
@@ -89,6 +91,18 @@ class Call:
         self.passes = 0  # propagates so far
         self.memory: Any = None
         self.operand: fused.Operand | None = None  # what a sum without messages is formed from
+
+    def number(self, args: tuple, kwargs: dict[str, Any]) -> int:
+        """Which of the layer's forwards on this batch it is. A checkpointed part that runs again for its gradient is
+        known by what it is given, which then lies elsewhere.
+        """
+        first = next((t for t in _tensors((*args, *kwargs.values())) if t.is_floating_point()), None)
+        seen = None if first is None else first.detach()[:: max(1, len(first) // SOME)]
+        calls = self.batch.calls.setdefault(self.layer, [])
+        if backward():
+            return next((i for i, one in enumerate(calls) if _same(one, seen)), 0)
+        calls.append(None if seen is None else seen.clone())
+        return len(calls) - 1
 
     # --- what the functions in `readings` ask -------------------------------------------------------------------------
 
@@ -233,8 +247,6 @@ class Call:
 
     def rows_of(self, kwargs: dict[str, Any]) -> Tensor | None:
         """What the sources pass on, where the sum can be formed without messages."""
-        if self.reading.factor == "sum" and self.layer.sums == "whole" and not self.layer.checked:
-            return None  # the first sum is looked at
         return fused.rows_of(self, kwargs)
 
     def without_messages(
@@ -263,6 +275,14 @@ class Call:
         own = self.layer.own("aggregate")
         if self.place is None or self.used is None:
             return own(inputs, *args, **kwargs)
+        out = self._sum(own, inputs, args, kwargs)
+        if self.reading.factor != "sum" or not self.layer.small:
+            return out
+        shape, share = [1] * out.dim(), self._kept_for_all("shares", lambda place, used: shares(self, place, used))
+        shape[self.layer.conv.node_dim] = -1
+        return out * share[: out.shape[self.layer.conv.node_dim]].to(out.dtype).view(shape)
+
+    def _sum(self, own: Callable[..., Tensor], inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         if self.operand is not None:
             return fused.summed(self, self.operand, inputs, targets_of(*args, **kwargs))
         if self.memory is not None:
@@ -271,7 +291,6 @@ class Call:
         self.note(inputs, scaled)
         out = own(scaled, *args, **kwargs)
         self.watch(out)
-        self.check_size(inputs, out, lambda: own(inputs, *args, **kwargs))
         return out
 
     def scaled(self, inputs: Tensor) -> Tensor:
@@ -284,20 +303,48 @@ class Call:
 
     def factor(self) -> Tensor | None:
         """[edges] what messages are multiplied by."""
-        assert self.place is not None and self.used is not None
-        kind = self.reading.factor
-        if kind in ("one", "none"):
+        assert self.place is not None
+        if self.reading.factor in ("one", "none"):
             return None
-        if kind == "sum" and self.layer.sums == "whole":
+        if self.reading.factor == "sum":
             return self.place.take(self.scale)
-        key = ("mean", self.place.start, self.place.edges, self.device)
-        simple = self.place.at is None and self.place.kept == self.place.edges and self.place.share == 1.0
-        if not simple or key not in self.batch.kept:
-            value = self.place.take(self.scale) * counts(self, self.place, self.used)
-            if not simple:
-                return value
-            self.batch.kept[key] = value
+        return self._kept_for_all(
+            "mean", lambda place, used: place.take(self.scale) * shares(self, place, used)[used[1]]
+        )
+
+    def _kept_for_all(self, name: str, make: Callable[[Aligned, Tensor], Tensor]) -> Tensor:
+        """What all layers of a batch that use its edges as they are compute alike."""
+        assert self.place is not None and self.used is not None
+        place, key = self.place, (name, self.place.start, self.place.edges, self.device)
+        if place.at is not None or place.kept != place.edges or place.share < 1.0:
+            return make(place, self.used)
+        if key not in self.batch.kept:
+            self.batch.kept[key] = make(place, self.used)
         return self.batch.kept[key]
+
+    def decide(self, values: tuple) -> None:
+        """Once per layer: a plain sum over many more neighbours than are drawn would be many times what the script
+        summed, and what trained so far may not train with it. It then keeps the size of the drawn, and says so.
+        """
+        layer, whole, given = self.layer, self.batch.whole, self.edge_index
+        if layer.small is not None or self.reading.factor != "sum" or given.shape[1] == 0:
+            return
+        layer.small = False
+        if self.reading.functions or isinstance(whole, Counted):
+            return  # normalised, or scaled by hand
+        weights = {self.attribute(v): v for v in _tensors(values) if v.dim() == 1 and len(v) == given.shape[1]}
+        name, weight = next(((k, v) for k, v in weights.items() if k in whole.data), (None, None))
+        sums = whole.sums(name)[0].abs().float()
+        drawn = torch.bincount(given[1], None if weight is None else weight.detach().abs())
+        typical, most = float(sums.square().mean().sqrt()), float(drawn.max())
+        layer.small = typical > LARGE[0] * most and typical > LARGE[1]
+        if layer.small and not self.batch.kept.setdefault("large sums", False):
+            self.batch.kept["large sums"] = True
+            tell(
+                f"{type(layer.conv).__name__} sums its neighbours, typically {typical:.0f} in the whole graph and "
+                f"{most:.0f} at most where they are drawn: its sums keep the size of the drawn ones, as in PyG; "
+                "scale_messages(model, sums='whole') makes them those of the whole graph"
+            )
 
     # --- what the sampler learns from ---------------------------------------------------------------------------------
 
@@ -340,24 +387,6 @@ class Call:
         else:  # a mean's normaliser would cap what a rare edge can say
             energy = self.place.take(self.scale).float().square() * square(messages, self.layer.conv.node_dim)
         self.round.add(self.place.put(energy, self.scale.numel()))
-
-    @torch.no_grad()
-    def check_size(self, inputs: Tensor, out: Tensor, plain: Callable[[], Tensor]) -> None:
-        """Once per model: say where a plain sum, right on average, is many times what a sample's sum was."""
-        if self.layer.checked or self.reading.factor != "sum" or self.layer.sums != "whole":
-            return
-        self.layer.checked = True
-        big, small = float(out.detach().norm()), float(plain().norm())
-        one = float(square(inputs, self.layer.conv.node_dim).mean().sqrt()) if len(inputs) else 0.0
-        rows = float(torch.unique(self.used[1]).numel()) ** 0.5  # type: ignore[index]
-        large = big > 2.0 * small and big > 8.0 * one * rows and not self.reading.functions
-        if large and not self.batch.kept.setdefault("large sums", False):
-            self.batch.kept["large sums"] = True
-            tell(
-                f"{type(self.layer.conv).__name__} sums its neighbours: its sums are now those of the whole graph, "
-                f"{big / max(small, 1e-30):.1f} times those of the drawn ones; if training diverges, call "
-                "scale_messages(model, sums='drawn')"
-            )
 
     def watch(self, out: Tensor) -> None:
         """A layer in evaluation mode trains if a gradient comes back."""
@@ -462,6 +491,10 @@ def backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def _same(one: Tensor | None, two: Tensor | None) -> bool:
+    return one is two if one is None or two is None else one.shape == two.shape and torch.equal(one, two)
+
+
 def square(messages: Tensor, node_dim: int) -> Tensor:
     """|m|^2 of every message, in single precision whatever the layer computes in."""
     m = messages.detach()
@@ -502,8 +535,8 @@ class Propagate:
     Copies and saved models carry this object, and nothing of data, batches or snapshots.
     """
 
-    def __init__(self, conv: MessagePassing, sums: str = "whole"):
-        self.conv, self.sums = conv, sums
+    def __init__(self, conv: MessagePassing, sums: str = "auto"):
+        self.conv, self.small = conv, SMALL[sums]  # whether plain sums keep the size of the drawn; None: not decided
         self.reading: Reading | None = None  # found at the first batch
         self._fresh()
 
@@ -512,11 +545,10 @@ class Propagate:
         self._copies: Copies | None = None
         self._memory: weakref.ref[Snapshots | LayerHistories] | None = None
         self._before: dict[str, Any] = {}
-        self.checked = False  # whether the size of its sums was looked at
         self.elsewhere = False  # whether it passed messages over other edges than those of the batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"conv": self.conv, "sums": self.sums, "reading": self.reading}
+        return {"conv": self.conv, "small": self.small, "reading": self.reading}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -598,6 +630,7 @@ class Propagate:
             if _are_edges(t) and call.aligned(t) is not None:
                 batches.alias(t, found)  # the next layer knows them by that
         args, kwargs = self._without_scale(call, args, kwargs)
+        call.decide((*args, *kwargs.values()))
         memory = None if batch.root.memory is None else batch.root.memory()
         if memory is not None and self.reading.whole:
             call.memory = memory.of(self, call, args, kwargs)
@@ -691,7 +724,7 @@ class Propagate:
         names = self.copies.names
         if found.batch.whole.bipartite:  # a degree on both sides is of one type
             names = names - {"gcn_norm", "get_laplacian"}
-        self.reading = reading_of(self.conv, names, args, kwargs, found, self.sums)
+        self.reading = reading_of(self.conv, names, args, kwargs, found)
 
 
 def _strided(edge_index: Any) -> Any:
@@ -812,12 +845,13 @@ def scale_of(conv: nn.Module) -> Propagate | None:
     return found if isinstance(found, Propagate) else None
 
 
-def scaled(conv: MessagePassing, sums: str = "whole") -> MessagePassing:
+def scaled(conv: MessagePassing, sums: str = "auto") -> MessagePassing:
     """The same layer, which now applies the scale of the batches of our loaders, if it can.
 
     A layer that takes no `edge_weight` then takes one, which is applied as a scale. A layer that can use no scale
-    (a maximum, for instance) stays as it is; `reading` of it says so after the first batch. `sums="drawn"` keeps plain
-    sums (GINConv) at the size of the drawn neighbours: scale k / n, right for uniform and for learned draws alike.
+    (a maximum, for instance) stays as it is; `reading` of it says so after the first batch. `sums` is about plain sums
+    (GINConv): "whole" makes them those of the whole graph, "drawn" k / n of that, the size that they have over the
+    drawn neighbours, and "auto" is "drawn", with a warning, where those of the whole graph would be many times larger.
 
     >>> from torch_geometric.nn import GINConv
     >>> conv = scaled(GINConv(nn.Identity()))
@@ -826,12 +860,12 @@ def scaled(conv: MessagePassing, sums: str = "whole") -> MessagePassing:
     """
     if not isinstance(conv, MessagePassing):
         raise KindError(f"`conv` must be a PyG layer that passes messages, got {type(conv).__name__}")
-    one_of(sums, SUMS, "sums")
+    one_of(sums, tuple(SMALL), "sums")
     ours = scale_of(conv)
     if ours is None:
         conv.__dict__["forward"] = Propagate(conv, sums)
-    elif ours.sums != sums and sums != "whole":
-        ours.sums, ours.reading = sums, None
+    elif sums != "auto":
+        ours.small = SMALL[sums]
     return conv
 
 
@@ -857,7 +891,7 @@ def bare(model: nn.Module) -> nn.Module:
             return model
 
 
-def scale_messages(model: nn.Module, sums: str = "whole") -> nn.Module:
+def scale_messages(model: nn.Module, sums: str = "auto") -> nn.Module:
     """`scaled` for every layer of a model. PyG's own models (GraphSAGE, GIN, GAT) then heed their `edge_weight`."""
     for m in layers_of(model).values():
         scaled(m, sums)
