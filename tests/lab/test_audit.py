@@ -13,7 +13,7 @@ from adahop_lab.audit import NOT_TRIED, Bias, Case, Result, cases, page, typed_c
 
 CASES = {case.name: case for case in cases()}
 FEW = (
-    "GCNConv, edge_weight", "SAGEConv", "GATConv, edge_attr", "PDNConv, edge_attr", "EdgeConv", "RGCNConv",
+    "GCNConv, edge_weight", "SAGEConv", "GATConv, edge_attr", "PDNConv, edge_attr", "EdgeConv", "RGCNConv", "RGATConv",
     "WLConvContinuous, edge_weight", "GIN, 2 layers", "own: softmax attention", "own: a mean, then a maximum",
 )  # fmt: skip
 

@@ -55,10 +55,23 @@ def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[
             _quietly(conv, words)
         for dtype in (torch.float64, torch.float32):
             try:
-                return _try(conv, names, words, found, dtype)
+                reading = _try(conv, names, words, found, dtype)
+                if "softmax" in reading.functions and _by_kind(words, found):
+                    return reading._replace(teaches=False, whole=False)
+                return reading
             except Exception as e:  # a layer of the user's own may fail in any way on a small graph
                 why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
     return Reading(why=f"it could not be tried on a small graph ({why})", whole=False)
+
+
+def _by_kind(words: dict[str, Any], found: Found) -> bool:
+    """Whether edges are of several kinds. A source then sends other messages along each, so that one number per source
+    says little, and attention may fall on a few: an average that the sample normalises has more bias by odds that are
+    unequal for no reason, and what a snapshot takes away of it may be of another size than what there is.
+    """
+    many = _sizes(words, found)[1]
+    kinds = [v for v in words.values() if isinstance(v, Tensor) and v.dim() == 1 and len(v) == many]
+    return any(not v.is_floating_point() for v in kinds)
 
 
 def _try(conv: MessagePassing, names: set[str], words: dict[str, Any], found: Found, dtype: torch.dtype) -> Reading:

@@ -35,10 +35,11 @@ class Reading(NamedTuple):
     functions: frozenset[str] = frozenset()
     factor: str = "none"
     why: str = ""  # of a layer that is left as it is
-    whole: bool = True  # whether, with every neighbour drawn, a batch sums up what the whole graph does
+    whole: bool = True  # whether a batch sums up what the whole graph does, so that a snapshot of that is of use
     estimated: bool = False  # whether degrees are estimated from the batch (learned edge weights)
     linear: bool = False  # whether messages are linear in what nodes pass to `propagate`
     parametric: bool = True  # whether messages depend on the layer's parameters
+    teaches: bool = True  # whether odds are learnt from its messages; where not, they stay uniform
     times: str | None = None  # the argument of `propagate` that a message is, times a coefficient
 
     @property

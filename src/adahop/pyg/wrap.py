@@ -354,6 +354,7 @@ class Call:
             self.listens
             and self.round is not None
             and self.place is not None
+            and self.reading.teaches
             and not self.reading.left_alone
             and not backward()
         )
