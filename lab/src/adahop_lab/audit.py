@@ -669,9 +669,9 @@ relative and at the seeds.
   layers, attention.
 - *left as it is*: the scale has no meaning for the layer (a maximum), or none that was found. Its hop is drawn
   uniformly, and a warning names the layer and what would be understood.
-- Attention over edges of several kinds (`RGATConv`, `HEATConv`) counts each edge for those that it stands for, and no
-  more: its hop is drawn uniformly and it takes no snapshot. A source sends other messages along each kind, and an
-  average that the sample normalises had more bias by learned odds than by uniform ones.
+- Attention over edges that only their kind tells apart (`RGATConv` without `edge_attr`) counts each edge for those that
+  it stands for, and no more: its hop is drawn uniformly and it takes no snapshot. One number per source says little of
+  a pair's attention, and by odds learnt from it an average that the sample normalises had more bias than by even ones.
 - `PDNConv` computes its edge weights: the whole graph's degrees are then not known, and are estimated by the drawn
   edges of a node, and at the rim by its number of neighbours times the mean weight. It must be nearer to the whole
   graph than half of plain PyG's distance.

@@ -65,13 +65,13 @@ def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[
 
 
 def _by_kind(words: dict[str, Any], found: Found) -> bool:
-    """Whether edges are of several kinds. A source then sends other messages along each, so that one number per source
-    says little, and attention may fall on a few: an average that the sample normalises has more bias by odds that are
-    unequal for no reason, and what a snapshot takes away of it may be of another size than what there is.
+    """Whether edges are told apart by their kind alone. Which source has a target's attention is then a matter of the
+    pair: one number per source says little of it, and an average that the sample normalises has more bias by odds that
+    are unequal for no reason.
     """
     many = _sizes(words, found)[1]
-    kinds = [v for v in words.values() if isinstance(v, Tensor) and v.dim() == 1 and len(v) == many]
-    return any(not v.is_floating_point() for v in kinds)
+    given = [v for v in words.values() if isinstance(v, Tensor) and v.dim() and len(v) == many]
+    return bool(given) and not any(v.is_floating_point() for v in given)
 
 
 def _try(conv: MessagePassing, names: set[str], words: dict[str, Any], found: Found, dtype: torch.dtype) -> Reading:
