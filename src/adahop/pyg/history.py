@@ -184,7 +184,7 @@ class LayerHistories:
             forward.why = "it stays as PyG has it"  # which is said elsewhere
         elif call.reading.estimated:
             self._do_without(layer, forward, "its degrees are estimated from the drawn edges")
-        elif layer.small and call.reading.factor == "sum":
+        elif layer.shrinks:
             self._do_without(layer, forward, "its sums are kept at the size of the drawn neighbours")
 
     def _all_neighbours(

@@ -446,12 +446,17 @@ class Snapshots:
         """A forward of the model begins."""
         self.counts.clear()
 
+    @property
+    def apart(self) -> bool:
+        """Whether a layer's sums on batches have another size than in a pass: what was passed on is then of no use."""
+        return any(layer is not None and layer.shrinks for layer in self.layers.values())
+
     def renew(self) -> None:
         """A pass over the data, unless there was one since the last step; a model that cannot make it goes without.
 
         A model that may or may not take what the data has is waited for: its first step shows which.
         """
-        if self.fresh:
+        if self.fresh or self.apart:
             return
         root = Root.of(self.model)
         self.waiting = root.form is None and self._unclear()
@@ -550,7 +555,7 @@ class Snapshots:
         self.counts.clear()
         self.fresh = self.fresh and not layer.conv.training
         kept = [r for r in self.kept.get(layer, ()) if r.relation == call.batch.relation]
-        if not kept or call.scale.numel() != call.batch.e_id.numel():
+        if not kept or self.apart or call.scale.numel() != call.batch.e_id.numel():
             return None
         return Applied(self, kept[call.number(args, kwargs) % len(kept)])
 

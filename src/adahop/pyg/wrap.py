@@ -276,7 +276,7 @@ class Call:
         if self.place is None or self.used is None:
             return own(inputs, *args, **kwargs)
         out = self._sum(own, inputs, args, kwargs)
-        if self.reading.factor != "sum" or not self.layer.small:
+        if not self.layer.shrinks:
             return out
         shape, share = [1] * out.dim(), self._kept_for_all("shares", lambda place, used: shares(self, place, used))
         shape[self.layer.conv.node_dim] = -1
@@ -342,8 +342,8 @@ class Call:
             self.batch.kept["large sums"] = True
             tell(
                 f"{type(layer.conv).__name__} sums its neighbours, typically {typical:.0f} in the whole graph and "
-                f"{most:.0f} at most where they are drawn: its sums keep the size of the drawn ones, as in PyG; "
-                "scale_messages(model, sums='whole') makes them those of the whole graph"
+                f"{most:.0f} at most where they are drawn: its sums keep the size of the drawn ones, as in PyG, and "
+                "no snapshot is used; scale_messages(model, sums='whole') makes them those of the whole graph"
             )
 
     # --- what the sampler learns from ---------------------------------------------------------------------------------
@@ -566,6 +566,11 @@ class Propagate:
     @property
     def memory(self) -> Snapshots | LayerHistories | None:
         return None if self._memory is None else self._memory()
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether its sums keep the size of the drawn."""
+        return bool(self.small) and self.reading is not None and self.reading.factor == "sum"
 
     @property
     def takes_weight(self) -> bool:
