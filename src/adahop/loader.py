@@ -252,6 +252,7 @@ class Loader(Batches[Sampler, list[Block]]):
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
+        self.far = torch.is_tensor(self.x) and ops.in_file(self.x)  # features that are read from the disk
         self.shuffle, self.lean = flag(shuffle, "shuffle"), flag(lean, "lean")
         self.share: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # a process's part of them
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
@@ -308,6 +309,8 @@ class Loader(Batches[Sampler, list[Block]]):
             parts["e_id"] = torch.cat([b.e_id for b in reversed(blocks)])
             parts["edge_index"] = torch.cat([b.edge_index for b in reversed(blocks)], dim=1)
         if self.x is not None:
+            if self.far:
+                ops.ask_for(cast(Tensor, self.x), n_id, n_id + 1)
             parts["x"] = Ungathered(self.x, n_id) if self.lean and torch.is_tensor(self.x) else _rows(self.x, n_id)
         if self.y is not None:
             parts["y"] = _rows(self.y, targets)

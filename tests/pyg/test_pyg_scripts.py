@@ -4,6 +4,7 @@ accumulated gradients. Model and sampler learn, and where the script computes th
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import subprocess
@@ -233,8 +234,11 @@ def rank_of_two(rank: int, home: Path) -> None:
             "model": [p.tolist() for p in model.parameters()],
             "score": float(F.cross_entropy(inference(model, the_data()), the_data().y)),
         }  # fmt: skip
-    dist.destroy_process_group()
     (home / f"{rank}.json").write_text(json.dumps(out))
+    del model, done
+    gc.collect()  # torch may wait for ever in the end of a DistributedDataParallel that outlives its process group
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def test_two_processes(tmp_path):
