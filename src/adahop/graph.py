@@ -325,9 +325,13 @@ class Graph:
         rows = Rows(nodes)
         if self.types is not None:
             rows = target_rows(self.types.ptr, self.types.relation, nodes, only, most_into(self.types.relations))
+        self.soon(rows.row)
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
         return rows if until is None else rows._replace(until=self._clip(rows, until))
+
+    def soon(self, rows: Tensor) -> None:
+        """These rows will be read next: a graph in files begins to read them."""
 
     def _clip(self, rows: Rows, time: Tensor) -> Tensor:
         if self.time is None:

@@ -253,6 +253,8 @@ class Loader(Batches[Sampler, list[Block]]):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
         self.far = torch.is_tensor(self.x) and ops.in_file(self.x)  # features that are read from the disk
+        if self.far:
+            ops.no_more_than_asked(cast(Tensor, self.x))
         self.shuffle, self.lean = flag(shuffle, "shuffle"), flag(lean, "lean")
         self.share: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # a process's part of them
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")

@@ -360,6 +360,7 @@ class ExactSum(OnGraph, Sum):
         self.graph = graph
         waits, ones = ops.may_wait(x), torch.ones(len(x), 1, device=x.device)
         self.left = graph.num_rows if waits else 0  # rows that are not formed yet
+        self.far = ops.in_file(x)
 
         def every(x: Tensor, squared: bool = False) -> Tensor:
             if waits:
@@ -377,6 +378,12 @@ class ExactSum(OnGraph, Sum):
         """The sums of those rows that were not asked for before."""
         new, edges = rows[~self.known[rows]].unique(), self.graph.edges
         for some in new.split(1 << 14):
+            self.graph.soon(some)
+            if self.far:
+                source = self.graph.indices[
+                    ops.spans(edges.begin[some], edges.last[some] - edges.begin[some])[1]
+                ].long()
+                ops.ask_for(self.x, source, source + 1)
             self.sums[some] = ops.full_sum(self.x, edges, some)
             self.weights[some] = ops.full_sum(self.ones, edges, some)
             if self.spread is not None:
@@ -757,5 +764,6 @@ def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 
         x = square
     out = storage.empty((graph.num_rows, *x.shape[1:]), x.dtype, x.device)
     for nodes in torch.arange(graph.num_rows, device=x.device).split(rows):
+        graph.soon(nodes)
         out[nodes] = ops.full_sum(x, edges, nodes)
     return out

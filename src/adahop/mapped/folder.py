@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from adahop.checks import InputError
+from adahop.ops import no_more_than_asked
 from adahop.records import write_whole
 
 MANIFEST = "manifest.json"
@@ -155,7 +156,7 @@ def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype) -> T
             pages = mmap.mmap(f.fileno(), size)
     except OSError as e:
         raise InputError(f"`state` must be a folder with room for {size} bytes, got {folder} ({e.strerror})") from None
-    return torch.from_numpy(np.frombuffer(pages, kind).reshape(shape))
+    return no_more_than_asked(torch.from_numpy(np.frombuffer(pages, kind).reshape(shape)))
 
 
 def cache(*names: str) -> Path:

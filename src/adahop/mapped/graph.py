@@ -18,7 +18,7 @@ from torch import Tensor
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.mapped.folder import MANIFEST, Folder, cache, manifest, read
-from adahop.ops import Rows, ask_for, in_file
+from adahop.ops import ask_for, in_file, no_more_than_asked
 from adahop.typed import EdgeFeatures
 
 ARRAYS = ("indptr", "indices", "weight", "eid", "first")
@@ -54,20 +54,16 @@ class MappedGraph(Graph):
     def hash(self) -> str:
         return self.name
 
-    def rows(
-        self, nodes: Tensor, since: Tensor | None = None, until: Tensor | None = None, only: Tensor | None = None
-    ) -> Rows:
-        """As `Graph.rows`; what will be read of the edges is asked for."""
-        rows = super().rows(nodes, since, until, only)
-        begin, last = self.indptr[rows.row], self.last[rows.row]
+    def soon(self, rows: Tensor) -> None:
+        begin, last = self.indptr[rows], self.last[rows]
         for t in self._in_files:
             ask_for(t, begin, last)
-        return rows
 
     @functools.cached_property
     def _in_files(self) -> list[Tensor]:
         """Those of its arrays with an entry per edge that have to be read from the disk."""
-        return [t for t in (self.indices, self.weight, self.eid) if t is not None and in_file(t)]
+        arrays = (self.indices, self.weight, self.eid)
+        return [no_more_than_asked(t) for t in arrays if t is not None and in_file(t)]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         return self if torch.device(device).type == "cpu" else super().to(device, non_blocking)

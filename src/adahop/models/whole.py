@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from adahop import ops
 from adahop.block import Block, expand
 from adahop.checks import InputError, count, of_kind
 from adahop.graph import Graph
@@ -38,8 +39,11 @@ class Filled:
 
 def in_pieces(h: Tensor, f: Callable[[Tensor], Tensor], storage: Storage = MEMORY, rows: int = 1 << 14) -> Tensor:
     """f of some rows at a time."""
-    out = Filled(len(h), storage)
+    out, far = Filled(len(h), storage), ops.in_file(h)
     for a in range(0, max(len(h), 1), rows):
+        if far:
+            here = torch.arange(a, min(a + rows, len(h)))
+            ops.ask_for(h, here, here + 1)
         out.put(a, f(h[a : a + rows]))
     return out.all
 
@@ -55,6 +59,7 @@ def node_chunks(graph: Graph, edges: int, low: int = 0, high: int | None = None)
 
 def full_block(graph: Graph, a: int, b: int) -> Block:
     """All in-edges of the nodes a..b; sources keep their global ids."""
+    graph.soon(torch.arange(a, b, device=graph.device))
     lo, hi = int(graph.indptr[a]), int(graph.indptr[b])
     ptr = graph.indptr[a : b + 1] - lo
     one, pos = torch.ones(hi - lo, device=graph.device), torch.arange(lo, hi, device=graph.device)

@@ -6,9 +6,11 @@ disk, which random reads have no use for.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba.core import types
@@ -19,8 +21,8 @@ from adahop.ops.threads import over
 
 PAGE = mmap.PAGESIZE
 MOST = 64  # pages; a longer range is left to chance, as a draw reads a few of them
-WILL_NEED = 3  # madvise: begin to read, do not wait
-_madvise = types.ExternalFunction("madvise", types.intc(types.uintp, types.uintp, types.intc))
+RANDOM, WILL_NEED = 1, 3  # madvise: read nothing around; begin to read, do not wait
+_madvise: Any = types.ExternalFunction("madvise", types.intc(types.uintp, types.uintp, types.intc))
 
 
 def in_file(t: Tensor) -> bool:
@@ -37,13 +39,19 @@ def in_file(t: Tensor) -> bool:
 
 @kernel
 def ask(lo, hi, base, width, first, last, page, most):
-    before = -1, -1
+    start, end = 0, 0  # pages that are asked for next: ranges that meet go together
     for i in range(lo, hi):
-        a, b = base + first[i] * width, base + last[i] * width
-        a, b = a // page, -(-b // page)
-        if a < b <= a + most and (a, b) != before:
-            _madvise(np.uintp(a * page), np.uintp((b - a) * page), np.intc(WILL_NEED))
-            before = a, b
+        a, b = (base + first[i] * width) // page, -(-(base + last[i] * width) // page)
+        if b <= a or b > a + most:
+            continue
+        if start <= a <= end and b - start <= most:
+            end = max(end, b)
+            continue
+        if end > start:
+            _madvise(np.uintp(start * page), np.uintp((end - start) * page), np.intc(WILL_NEED))
+        start, end = a, b
+    if end > start:
+        _madvise(np.uintp(start * page), np.uintp((end - start) * page), np.intc(WILL_NEED))
 
 
 def ask_for(t: Tensor, first: Tensor, last: Tensor) -> None:
@@ -51,3 +59,14 @@ def ask_for(t: Tensor, first: Tensor, last: Tensor) -> None:
     if len(t) and first.numel():
         width = t.stride(0) * t.element_size()
         over(ask, first.numel(), t.data_ptr(), width, first.numpy(), last.numpy(), PAGE, MOST)
+
+
+def no_more_than_asked(t: Tensor) -> Tensor:
+    """Of a tensor in a file, only pages that are touched or asked for are read from now on, not those around them.
+
+    Those around would drive out of a small memory what was asked for and has not been read yet.
+    """
+    if sys.platform == "linux":
+        start = t.data_ptr() // PAGE * PAGE
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(t.data_ptr() + t.nbytes - start), RANDOM)
+    return t
