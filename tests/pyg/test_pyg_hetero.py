@@ -343,7 +343,8 @@ def test_rgcn_is_right_on_average(aggr):
     model = scale_messages(RGCNConv(6, 6, len(data.edge_types), aggr=aggr))
     with torch.no_grad():
         whole = joint_call(model, data)["paper"]
-        loader = AdaptiveNeighborLoader(data, [2], "paper", batch_size=60, seed=4, estimator="plain")
+        each = {"again": [-1], "default": [2]}  # scales that cannot be taken for each other
+        loader = AdaptiveNeighborLoader(data, each, "paper", batch_size=60, seed=4, estimator="plain")
         for weight in loader.sampler.policy.square:
             weight.copy_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)) + 0.1)
         each = torch.stack([joint_call(model, loader(range(60)))["paper"][:60].double() for _ in range(400)])
