@@ -167,6 +167,40 @@ def test_one_type_and_one_relation_are_a_homogeneous_graph_to_the_bit():
                 assert torch.equal(one(x.x, x.edge_index), two(node.x, edge.edge_index))
 
 
+def test_one_type_and_one_relation_with_a_snapshot():
+    typed = typed_data()
+    mask, same = typed["paper"].train_mask, HeteroData()
+    data = Data(x=typed["paper"].x, edge_index=typed[CITES].edge_index)
+    same["paper"].x, same[CITES].edge_index = data.x, data.edge_index
+    torch.manual_seed(0)
+    one, two = (SAGE() for _ in range(2))
+    a = AdaptiveNeighborLoader(data, [3, 2], mask, batch_size=10, seed=3)
+    b = AdaptiveNeighborLoader(same, [3, 2], ("paper", mask), batch_size=10, seed=3)
+    with torch.no_grad():
+        one(data.x, data.edge_index), two(data.x, data.edge_index)  # lazy layers get their shapes
+    two.load_state_dict(one.state_dict())
+    for loader, model in ((a, one), (b, two)):
+        loader.learn(model)
+        with torch.no_grad():
+            model.eval()(data.x, data.edge_index)  # overheard: before its first step nothing says how `two` is called
+        model.train()
+    for _ in range(3):
+        for x, y in zip(a, b, strict=True):
+            node, edge = y["paper"], y[CITES]
+            assert torch.equal(x.n_id, node.n_id)
+            assert torch.equal(x.edge_index, edge.edge_index) and torch.equal(x.scale, edge.scale)
+            outs = one(x.x, x.edge_index), two(node.x, edge.edge_index)
+            assert torch.equal(*outs)
+            for out in outs:
+                out.square().mean().backward()
+        with torch.no_grad():
+            for p, q in zip(one.parameters(), two.parameters(), strict=True):
+                p.sub_(0.1 * p.grad)
+                q.sub_(0.1 * q.grad)
+    assert a.memory_cost()["bytes"] == b.memory_cost()["bytes"] > 0
+    assert torch.equal(a.sampler.policy.square, b.sampler.policy.square)
+
+
 def test_numbers_by_relation():
     data = typed_data()
     each = {r: [0, 0] for r in data.edge_types} | {CITES: [2, -1], WRITES: [0, 1]}
