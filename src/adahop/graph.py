@@ -324,7 +324,7 @@ class Graph:
         `until` on out; `only`, a mask of the relations, leaves out those that are not in it."""
         rows = Rows(nodes)
         if self.types is not None:
-            rows = target_rows(self.types.ptr, self.types.relation, nodes, only, most_into(self.types.relations))
+            rows = target_rows(*self._rows_of, nodes, only, most_into(self.types.relations))
         self.soon(rows.row)
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
@@ -332,6 +332,13 @@ class Graph:
 
     def soon(self, rows: Tensor) -> None:
         """These rows will be read next: a graph in files begins to read them."""
+
+    @functools.cached_property
+    def _rows_of(self) -> tuple[Tensor, Tensor]:
+        """The pointer from targets to rows, and the relation of each row, as small as they can be: read at random."""
+        assert self.types is not None
+        ptr, relation = _small(self.types.ptr, self.num_rows + 1), self.types.relation
+        return large_pages(ptr), large_pages(relation.to(torch.int16 if len(self.relations) < 2**15 else torch.int64))
 
     def _clip(self, rows: Rows, time: Tensor) -> Tensor:
         if self.time is None:

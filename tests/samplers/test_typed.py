@@ -119,9 +119,10 @@ def test_rows_of_targets_in_both_forms():
     g = typed()
     nodes = torch.tensor([40, 3, 3, 11, 0, 20])
     some = torch.tensor([True, False, True, False, True])
+    wide, small = (g.types.ptr, g.types.relation), (g.types.ptr.int(), g.types.relation.short())
     for only, most in ((None, 0), (some, 0), (None, 3), (some, 3)):
-        forms = (ops.target_rows, ops.target_rows.reference)
-        ours, plain = (f(g.types.ptr, g.types.relation, nodes, only, most) for f in forms)
+        forms = ((ops.target_rows, small), (ops.target_rows.reference, wide))
+        ours, plain = (f(*where, nodes, only, most) for f, where in forms)
         assert all(
             torch.equal(getattr(ours, k), getattr(plain, k)) for k in ("row", "dst", "target", "relation", "ptr")
         )

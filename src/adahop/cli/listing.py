@@ -25,6 +25,7 @@ def start(as_json: bool) -> None:
     for m in METHODS.values():
         table.add_row(m.name, m.family, "yes" if m.unbiased else "no", m.state, ", ".join(left_out[m.name]))
     console.print(table)
+    console.print("In a typed graph, read per (relation, target) or per (relation, source) for per node.")
     for m in METHODS.values():
         if m.why_not:
             console.print(escape(m.why_not))

@@ -144,7 +144,7 @@ def as_block(rows: Rows, found: ops.Numbered, drawn: Drawn) -> Block:
     block = Block(found.n_id, rows.targets.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
     if rows.ptr is None:
         return block
-    return block._replace(ptr=ptr[rows.ptr], row=rows.row, row_ptr=ptr, relation=rows.relation)
+    return block._replace(ptr=ptr.index_select(0, rows.ptr), row=rows.row, row_ptr=ptr, relation=rows.relation)
 
 
 def fetched_block(dst: Tensor, rows: Rows, found: Fetched, scratch: Tensor) -> Block:

@@ -6,7 +6,7 @@ import numba as nb
 import numpy as np
 
 from adahop.ops.random import base, draw_below, draw_unit
-from adahop.ops.simd import prefetch
+from adahop.ops.simd import bare, kernel, prefetch
 
 MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
 AHEAD = 16  # how many rows ahead a line of theirs is asked for
@@ -172,22 +172,24 @@ def count_targets(ptr, nodes):
     return total
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def list_targets(ptr, relation, nodes, only, bounds, row, target, of):
     """The rows of each target, those of some relations alone where `only` says so; how many."""
-    many, o, last = nodes.shape[0], 0, nodes.shape[0] - 1
+    ptr, relation, nodes, bounds, row, target, of = bare((ptr, relation, nodes, bounds, row, target, of))
+    many, o, some = nodes.shape[0], 0, only.shape[0] > 0
     bounds[0] = 0
     for i in range(min(2 * AHEAD, many)):
         prefetch(ptr, nodes[i])
     for i in range(many):
-        prefetch(ptr, nodes[min(i + 2 * AHEAD, last)])
-        prefetch(relation, ptr[nodes[min(i + AHEAD, last)]])
+        if i + 2 * AHEAD < many:
+            prefetch(ptr, nodes[i + 2 * AHEAD])
+        if i + AHEAD < many:
+            prefetch(relation, ptr[nodes[i + AHEAD]])
         v = nodes[i]
-        for r in range(ptr[v], ptr[v + 1]):
+        for r in range(np.uint64(ptr[v]), np.uint64(ptr[v + 1])):
             kind = relation[r]
-            if only.shape[0] == 0 or only[kind]:
-                row[o], target[o], of[o] = r, i, kind
-                o += 1
+            row[o], target[o], of[o] = r, i, kind
+            o += only[kind] if some else 1
         bounds[i + 1] = o
     return o
 

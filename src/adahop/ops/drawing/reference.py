@@ -20,9 +20,9 @@ def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | Non
     """The rows of some targets, those of a target side by side: ptr[i]:ptr[i + 1] are node i's, and `relation` is what
     each row is of. `only`, a mask of the relations, leaves the others out. None has more than `most`; 0: not known.
     """
-    start = ptr[nodes]
+    start = ptr[nodes].long()
     target, row = spans(start, ptr[nodes + 1] - start)
-    of = relation[row]
+    of = relation[row].long()
     if only is not None:
         kept = only[of]
         target, row, of = target[kept], row[kept], of[kept]
