@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from adahop.checks import InputError
@@ -15,13 +16,15 @@ from adahop.checks import InputError
 PARTS = ("import", "normalise", "sampler", "memory", "rest", "batch", "step")
 
 
-def measure(text: str, method: str, sizes: str, hidden: int, batch_size: int, threads: int, device: str) -> list[dict]:
+def measure(
+    text: str, method: str, sizes: str, hidden: int, batch_size: int, threads: int, device: str, clock: str
+) -> list[dict]:
     """A row for the cold and one for the warm process: seconds of each part, and of all but the data's loading."""
     rows = []
     with tempfile.TemporaryDirectory() as kernels:
         for kind in ("cold", "warm"):
             caches = {"NUMBA_CACHE_DIR": kernels, "TRITON_CACHE_DIR": os.path.join(kernels, "triton")}
-            words = [text, method, sizes, str(hidden), str(batch_size), str(threads), device]
+            words = [text, method, sizes, str(hidden), str(batch_size), str(threads), device, clock]
             done = subprocess.run(
                 [sys.executable, "-m", "adahop_lab.bench.setup", *words],
                 capture_output=True,
@@ -31,59 +34,62 @@ def measure(text: str, method: str, sizes: str, hidden: int, batch_size: int, th
             if done.returncode:
                 raise InputError(f"`graph` must be one that can be trained on, got {text} ({done.stderr[-200:]})")
             found = json.loads(done.stdout.splitlines()[-1])
-            rows.append({"kind": kind, "first_step": sum(found[part] for part in PARTS), **found, "graph": text})
+            rows.append(
+                {"kind": kind, "first_step": sum(found[part] for part in PARTS), **found, "graph": text, "clock": clock}
+            )
     return rows
 
 
 def parts(
-    text: str, method: str, sizes: str, hidden: str, batch_size: str, threads: str, device: str
+    text: str, method: str, sizes: str, hidden: str, batch_size: str, threads: str, device: str, clock: str
 ) -> dict[str, Any]:
     """Seconds of each part, in the order in which `fit` goes through them; what is left of its set-up is `rest`."""
-    began = time.perf_counter()
+    seconds = {"wall": time.perf_counter, "cpu": time.process_time}[clock]
+    began = seconds()
     import torch
 
     import adahop
     from adahop import graph, models, run, train
     from adahop.config import Config
 
-    now = time.perf_counter()
+    now = seconds()
     found: dict[str, Any] = {"import": now - began}
     torch.set_num_threads(int(threads))
     data = adahop.load(text)
-    found["load"] = time.perf_counter() - now
+    found["load"] = seconds() - now
     fan_out = tuple(int(k) for k in sizes.split(","))
     config = Config(
         method=method, sizes=fan_out, hidden=int(hidden), batch_size=int(batch_size), device=device, noise=0.0
     )
     spent = {
-        "normalise": _timed(graph.Graph, "normalized"),
-        "sampler": _timed(run, "make_sampler"),
-        "memory": _timed(models.GNN, "remember"),
+        "normalise": _timed(graph.Graph, "normalized", seconds),
+        "sampler": _timed(run, "make_sampler", seconds),
+        "memory": _timed(models.GNN, "remember", seconds),
     }
-    now = time.perf_counter()
+    now = seconds()
     made = run.Run(data, config, 0)
-    whole = time.perf_counter() - now
-    found.update({name: seconds[0] for name, seconds in spent.items()})
-    found["rest"] = whole - sum(seconds[0] for seconds in spent.values())
-    now = time.perf_counter()
+    whole = seconds() - now
+    found.update({name: took[0] for name, took in spent.items()})
+    found["rest"] = whole - sum(took[0] for took in spent.values())
+    now = seconds()
     batch = next(iter(made.loader))
-    found["batch"] = time.perf_counter() - now
-    now = time.perf_counter()
+    found["batch"] = seconds() - now
+    now = seconds()
     float(train.train_step(made.net, made.sampler, made.optimizer, batch))
-    found["step"] = time.perf_counter() - now
+    found["step"] = seconds() - now
     return found
 
 
-def _timed(owner: Any, name: str) -> list[float]:
+def _timed(owner: Any, name: str, seconds: Callable[[], float]) -> list[float]:
     """The seconds that calls of a function take from now on, in a list of one."""
     inner, total = getattr(owner, name), [0.0]
 
     def timed(*args: Any, **options: Any) -> Any:
-        now = time.perf_counter()
+        now = seconds()
         try:
             return inner(*args, **options)
         finally:
-            total[0] += time.perf_counter() - now
+            total[0] += seconds() - now
 
     setattr(owner, name, timed)
     return total

@@ -60,9 +60,12 @@ def inference(graph: str, features: int, hidden: int, outputs: int, arch: str) -
     print(json.dumps(whole.measure(graph, features, hidden, outputs, arch)))
 
 
-def setup(graph: str, method: str, sizes: str, hidden: int, batch_size: int, threads: int, device: str) -> None:
+def setup(
+    graph: str, method: str, sizes: str, hidden: int, batch_size: int, threads: int, device: str, clock: str
+) -> None:
     numbers(sizes, "sizes")
-    for row in beginning.measure(graph, method, sizes, hidden, batch_size, threads, str(device_of(device))):
+    one_of(clock, CLOCKS, "clock")
+    for row in beginning.measure(graph, method, sizes, hidden, batch_size, threads, str(device_of(device)), clock):
         print(json.dumps(row), flush=True)
 
 

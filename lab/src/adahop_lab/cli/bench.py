@@ -114,6 +114,7 @@ def setup(
     batch_size: Annotated[int, option("Training nodes a step.")] = 1024,
     threads: Annotated[int, option("Threads.")] = 2,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    clock: Annotated[str, option(CLOCK)] = "wall",
 ) -> None:
     """Seconds to the first step by part, the data being loaded: without a compiled kernel, then with; JSON lines."""
     from adahop_lab.bench import work
