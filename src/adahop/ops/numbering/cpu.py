@@ -58,6 +58,7 @@ def repeated(ids, mark):
     """Whether an id comes twice; `mark` is -1 everywhere before and after."""
     twice = False
     for i in range(ids.shape[0]):
+        prefetch_write(mark, ids[min(i + AHEAD, ids.shape[0] - 1)])
         twice = twice or mark[ids[i]] >= 0
         mark[ids[i]] = i
     for i in range(ids.shape[0]):
