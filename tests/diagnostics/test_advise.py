@@ -14,6 +14,7 @@ from adahop.cli.advise import command
 from adahop.config import Config
 from adahop.diagnostics import advise as advice
 from adahop.graph import Graph
+from adahop.race import Arm
 from conftest import messy_graph
 
 
@@ -58,6 +59,7 @@ def test_it_recommends_one_of_its_candidates(monkeypatch):
     assert all(c["epochs"] >= 1 and c["step_ms"] > 0 and 0 < c["val"] <= 1 for c in found["candidates"])
     assert len(found["learning"]) == 2 and all(0 <= share < 1 for share in found["learning"])
     assert found["not_tried"] and "too few to be sure" in found["recommended"]["why"] and len(said) == 5
+    assert found["recommended"]["sure"] is False
     chosen = found["recommended"]
     words = shlex.split(command("my graph.npz", chosen, Config(hidden=8, lr=0.02)))
     flags = dict(zip(words[2::2], words[3::2], strict=True))
@@ -65,15 +67,32 @@ def test_it_recommends_one_of_its_candidates(monkeypatch):
     assert flags["--method"] == chosen["method"] and "--batch-size" not in flags
 
 
-def test_the_dial_is_left_open_where_it_was_not_tried():
+def test_the_dial_is_left_open_where_it_was_not_tried_or_did_not_matter():
+    dialled, plain = Config(), Config(method="graphsage")
+    none, all_ = candidate(dialled, "adahop", 2, 0.0, 0.80), candidate(dialled, "adahop", 2, 1.0, 0.70)
+    level, alone = candidate(dialled, "adahop", 2, 1.0, 0.801), candidate(dialled, "adahop", 5, 0.0, 0.7)
+    assert advice._settings(none, [all_, alone], dialled)["noise"] == 0.0
+    assert advice._settings(level, [none, alone], dialled)["noise"] == "auto", "ahead by less than the error"
+    assert advice._settings(alone, [none, all_], dialled)["noise"] == "auto"
+    uniform = candidate(plain, "graphsage", 5, 0.0, 0.9)
+    assert advice._settings(uniform, [none, alone], dialled)["noise"] is None
+
+
+def test_it_says_how_sure_it_is():
     config = Config()
-    lanes = [_lane(config, "adahop", 2, 0.0), _lane(config, "adahop", 2, 1.0), _lane(config, "adahop", 5, 0.0)]
-    assert advice._settings(lanes[0], lanes, config)["noise"] == 0.0
-    assert advice._settings(lanes[1], lanes, config)["noise"] == 1.0
-    assert advice._settings(lanes[2], lanes, config)["noise"] == "auto"
-    uniform = _lane(Config(method="graphsage"), "graphsage", 5, 0.0)
-    assert advice._settings(uniform, [*lanes, uniform], config)["noise"] is None
+    first, level = candidate(config, "adahop", 2, 0.0, 0.80), candidate(config, "adahop", 5, 0.0, 0.799)
+    behind, unjudged = candidate(config, "adahop", 10, 0.0, 0.6), candidate(config, "adahop", 2, 1.0, 0.6)
+    assert advice._sure(first, [behind]) == {"sure": True, "as_good": []}
+    assert advice._sure(first, [level, behind]) == {"sure": False, "as_good": ["adahop, k = 5, noise 0"]}
+    unjudged.best.groups = []
+    assert advice._sure(first, [unjudged])["as_good"] == ["adahop, k = 2, noise 1"]
+    first.run.result.epochs = 3
+    assert advice._sure(first, [behind]) == {"sure": False, "as_good": []}
 
 
-def _lane(config, method, k, noise):
-    return advice.Lane(method, k, noise, SimpleNamespace(config=config))
+def candidate(config, method, k, noise, val):
+    """One that was judged; the scores without each group of nodes differ by about .01 from one to the next."""
+    gen = torch.Generator().manual_seed(k + int(10 * noise))
+    groups = (val + 0.01 * torch.randn(20, generator=gen)).tolist()
+    run = SimpleNamespace(config=config, result=SimpleNamespace(val=val, epochs=20))
+    return advice.Candidate(method, k, noise, run, best=Arm(noise, val, 20, groups))

@@ -65,6 +65,9 @@ def show(console: Console, found: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"[bold]{escape(found['recommended']['command'])}[/]", soft_wrap=True)
     console.print(f"because: {escape(found['recommended']['why'])}")
+    level = found["recommended"]["as_good"]
+    doubt = f"not sure; as good within the error: {'; '.join(map(escape, level))}" if level else "clearly ahead of all"
+    console.print(doubt if level or found["recommended"]["sure"] else "not sure: too few epochs")
     console.print("not tried: " + "; ".join(map(escape, found["not_tried"])))
 
 

@@ -2,8 +2,8 @@
 
     look at the graph | time, memory and variance of every candidate | race: all, then three, then two | one command
 
-Candidates are fixed beforehand. A lane of the race is a run like any other; lanes get equal *seconds*, so that a method
-is judged by what it does on this machine.
+Candidates are fixed beforehand. Each is a run like any other; they get equal *seconds*, so that a method is judged by
+what it does on this machine. The advice says how sure it is: what is within the error of the first is named.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CANDIDATES = (  # method, k, noise
     ("graphsage", 5, 0.0),
     ("graphsage", 10, 0.0),
 )
-LEFT = (3, 2)  # lanes in the second and in the third round
+LEFT = (3, 2)  # candidates in the second and in the third round
 FEW = 5  # steps that are timed
 ENOUGH = 10  # epochs of the winner, below which the race says that it was short
 NOT_TRIED = (
@@ -147,12 +147,12 @@ def in_words(learning: list[float] | list[dict[str, float]]) -> list[str]:
     return words
 
 
-# --- a lane ----------------------------------------------------------------------------------------------------------
+# --- a candidate -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Lane:
-    """A candidate: its run, and what was measured of it."""
+class Candidate:
+    """A method with k and noise: its run, and what was measured of it."""
 
     method: str
     k: int
@@ -241,63 +241,79 @@ def advise(
     cuda = config.device.startswith("cuda")
     devices = [torch.cuda.current_device()] if cuda else []
     with torch.random.fork_rng(devices=devices), products(cuda and config.tf32), room_for("a candidate of the race"):
-        lanes = [_lane(data, config, seed, *candidate) for candidate in CANDIDATES]
+        running = [_candidate(data, config, seed, *given) for given in CANDIDATES]
         try:
-            for lane in lanes:
-                lane.measure()
-                cost = f"{lane.step_ms:.1f} ms a step, {lane.memory_mb:.1f} MB kept"
-                say(f"{_name(lane)}: {cost}, variance {lane.relative:.2g}")
-            _race(lanes, until, say)
-            first, *others = sorted(lanes, key=lambda lane: (-lane.rounds, -lane.run.result.val))
+            for one in running:
+                one.measure()
+                cost = f"{one.step_ms:.1f} ms a step, {one.memory_mb:.1f} MB kept"
+                say(f"{_name(one)}: {cost}, variance {one.relative:.2g}")
+            _race(running, until, say)
+            first, *others = sorted(running, key=lambda one: (-one.rounds, -one.run.result.val))
             learning = room_of_learning(first.run.model, first.run.sampler.graph, first.run.data.x)
         finally:
-            for lane in lanes:
-                lane.run.steps = None
+            for one in running:
+                one.run.steps = None
     return {
         "graph": facts,
         "learning": learning,
-        "candidates": [lane.row() for lane in [first, *others]],
-        "recommended": _settings(first, lanes, config) | {"why": _why(first, others[0], others, learning)},
+        "candidates": [one.row() for one in [first, *others]],
+        "recommended": {
+            **_settings(first, others, config),
+            "why": _why(first, others, learning),
+            **_sure(first, others),
+        },
         "not_tried": list(NOT_TRIED),
     }
 
 
-def _lane(data: NodeData, config: Config, seed: int, method: str, k: int, noise: float) -> Lane:
+def _candidate(data: NodeData, config: Config, seed: int, method: str, k: int, noise: float) -> Candidate:
     torch.manual_seed(seed)
     own = replace(config, method=method, sizes=(k,) * len(config.sizes), noise=0.0)
     own = replace(own, noise=noise) if noise and _dialled(own) else own
     run = Run(data, own, seed)
     run.steps = steps(run)
     run.renew()
-    return Lane(method, k, noise, run)
+    return Candidate(method, k, noise, run)
 
 
-def _race(lanes: list[Lane], until: float, say: Callable[[str], None]) -> None:
+def _race(candidates: list[Candidate], until: float, say: Callable[[str], None]) -> None:
     """A third of what is left to all of them, half of the rest to the best, the rest to the last."""
-    running = list(lanes)
-    for at, many in enumerate((len(lanes), *LEFT)):
-        running = sorted(running, key=lambda lane: -lane.run.result.val)[:many]
+    running = list(candidates)
+    for at, many in enumerate((len(candidates), *LEFT)):
+        running = sorted(running, key=lambda one: -one.run.result.val)[:many]
         share = max(until - time.perf_counter(), 0.0) / (len(LEFT) + 1 - at) / many
-        for lane in running:
-            lane.go(share)
-        best = max(running, key=lambda lane: lane.run.result.val)
+        for one in running:
+            one.go(share)
+        best = max(running, key=lambda one: one.run.result.val)
         say(f"round {at + 1}: {_name(best)} leads {many} with validation {best.run.result.val:.4f}")
 
 
-def _name(lane: Lane) -> str:
-    dial = f", noise {lane.noise:g}" if _dialled(lane.run.config) else ""
-    return f"{lane.method}, k = {lane.k}{dial}"
+def _name(one: Candidate) -> str:
+    dial = f", noise {one.noise:g}" if _dialled(one.run.config) else ""
+    return f"{one.method}, k = {one.k}{dial}"
 
 
-def _settings(first: Lane, lanes: list[Lane], config: Config) -> dict[str, Any]:
-    """What to train with; the dial is left to the run where the race has not tried others with this method and k."""
-    tried = {lane.noise for lane in lanes if (lane.method, lane.k) == (first.method, first.k)}
-    fixed = len(tried) > 1
+def _level(first: Candidate, others: list[Candidate]) -> list[Candidate]:
+    """Those that the first is not ahead of by more than the error of the difference."""
+    return [one for one in others if not (first.best.groups and one.best.groups and first.best.beats(one.best))]
+
+
+def _settings(first: Candidate, others: list[Candidate], config: Config) -> dict[str, Any]:
+    """What to train with; the dial is left to the run unless the first is clearly ahead of its like with another."""
+    alike = [one for one in others if (one.method, one.k) == (first.method, first.k)]
+    fixed = alike and not _level(first, alike)
     noise = (first.noise if fixed else "auto") if _dialled(first.run.config) else None
     return {"method": first.method, "sizes": [first.k] * len(config.sizes), "noise": noise}
 
 
-def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float] | list[dict[str, float]]) -> str:
+def _sure(first: Candidate, others: list[Candidate]) -> dict[str, Any]:
+    """Whether the first is clearly ahead of all others, and those of which that cannot be said."""
+    level = [_name(one) for one in _level(first, others)]
+    return {"sure": not level and first.run.result.epochs >= ENOUGH, "as_good": level}
+
+
+def _why(first: Candidate, others: list[Candidate], learning: list[float] | list[dict[str, float]]) -> str:
+    second = others[0]
     gap, error = first.best.ahead_of(second.best) if first.best.groups and second.best.groups else (0.0, 0.0)
     clear = "clearly" if gap > error else "within the error"
     epochs = first.run.result.epochs
@@ -306,7 +322,7 @@ def _why(first: Lane, second: Lane, others: list[Lane], learning: list[float] | 
         f"validation {first.run.result.val:.4f} after {epochs} epochs{short}; ahead of {_name(second)} by {gap:.4f} ± "
         f"{error:.4f} ({clear})"
     )
-    slowest = max(lane.step_ms for lane in [first, *others])
+    slowest = max(one.step_ms for one in [first, *others])
     room = ", ".join(in_words(learning))
     return (
         f"{lead}; a step takes {first.step_ms:.1f} ms where the slowest candidate takes {slowest:.1f}; learned odds "

@@ -12,7 +12,7 @@ from adahop_lab.experiments import EXPERIMENTS
 
 def reproduce(
     context: typer.Context,
-    experiment: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all.")],
+    experiment: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, all (of these), or tta.")],
     datasets: Annotated[str | None, option("With commas between; all that have cells if left out.")] = None,
     rows: Annotated[
         str | None,
@@ -33,8 +33,20 @@ def reproduce(
     cells: Annotated[str | None, option("Folder of the cells' files; else `runs` here or beside the source.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch public data sets that are not here.")] = False,
     renew: Annotated[bool, typer.Option("--renew", help="Run cells anew whose settings have changed.")] = False,
+    epochs: Annotated[int, option("Of tta: epochs of a run.")] = 40,
+    tries: Annotated[int, option("Of tta: seeds of the choice by validation.")] = 2,
 ) -> None:
-    """Run an experiment's cells and print its table; stopped or killed, the same command goes on."""
+    """Run an experiment's cells and print its table; stopped or killed, the same command goes on.
+
+    tta, time to accuracy, has candidates instead of cells: --rows names them with semicolons between.
+    """
+    given = dict(context.params)
+    of_tta = {name: given.pop(name) for name in ("epochs", "tries")}
+    if experiment == "tta":
+        from adahop_lab import tta
+
+        tta.start(datasets, rows, runs or 5, out, data, device, **of_tta)
+        return
     from adahop_lab.experiments.reproduce import start
 
-    start(**context.params)
+    start(**given)

@@ -39,8 +39,8 @@ def summary(scores: list[float]) -> Summary:
     return Summary(statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else None, len(scores))
 
 
-def paired(one: dict[int, float], two: dict[int, float]) -> Paired | None:
-    """None where fewer than two seeds are in common: nothing can be said then."""
+def paired(one: dict[int, float], two: dict[int, float], sure: float = SURE) -> Paired | None:
+    """None where fewer than two seeds are in common: nothing can be said then. `sure`: the interval's probability."""
     gaps = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
     if len(gaps) < 2:
         return None
@@ -49,7 +49,7 @@ def paired(one: dict[int, float], two: dict[int, float]) -> Paired | None:
     mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
     if error == 0:  # no spread to measure against
         return Paired(mean, mean, mean, 0.0 if mean else 1.0, len(gaps))
-    reach = float(t.ppf(0.5 + SURE / 2, len(gaps) - 1)) * error
+    reach = float(t.ppf(0.5 + sure / 2, len(gaps) - 1)) * error
     p = 2 * float(t.sf(abs(mean / error), len(gaps) - 1))
     return Paired(mean, mean - reach, mean + reach, p, len(gaps))
 
