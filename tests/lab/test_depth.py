@@ -1,0 +1,35 @@
+"""lab/benchmarks/depth.py: its table, and a run of every way at more than two layers."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import adahop
+from adahop_lab import candidates
+
+FILE = Path(__file__).parents[2] / "lab" / "benchmarks" / "depth.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("depth", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_way_at_three_layers(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "load", lambda path: adahop.load("planted:150,900,8,3,signal=0.6"))
+    monkeypatch.setattr(candidates, "GRID", candidates.GRID[-1:])
+    said = SimpleNamespace(data=Path(), graphs="planted", depths="3", batches="64", epochs=1, runs=1, device="cpu")
+    said.out = tmp_path / "depth.jsonl"
+    script.run(said)
+    assert capsys.readouterr().out.count("planted 3 64") == len(script.WAYS)
+    rows = list(script.Lines(said.out, script.NAMES).rows.values())
+    (line,) = script.table(rows)[2:]
+    assert line.startswith("| planted | 3 | 64 |") and line.count(" ms)") == len(script.WAYS)
+    assert "–" in script.table([row for row in rows if row["candidate"] != "GAS"])[2]
