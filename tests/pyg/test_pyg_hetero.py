@@ -480,7 +480,7 @@ def test_a_snapshot_leaves_to_chance_what_changed_since(name):
     for estimator, moved in (("plain", 1.01), ("snapshot", 1.01), ("snapshot", 1.0)):
         data, model, call = model_of(name)
         loader = loader_of(data, [2, 2], batch_size=8, estimator=estimator)
-        loader.learn(model)
+        loader.learn(scale_messages(model, sums="whole"))
         if estimator == "snapshot":
             whole_output(model, data, call)  # overheard
         with torch.no_grad():
