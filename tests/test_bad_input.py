@@ -197,7 +197,7 @@ EXEMPT = {
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
     "Graph.num_edges", "Graph.num_nodes", "Graph.row", "Graph.rows", "Graph.num_rows", "Graph.num_sources",
     "Graph.at", "Graph.attr", "Graph.attr_sums", "Graph.described", "Graph.undescribed",
-    "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Loader.batch", "Loader.seeds", "Loader.seeds_of",
+    "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Graph.soon", "Loader.batch", "Loader.seeds", "Loader.seeds_of",
     "Loader.sample", "Loader.view", "Loader.pack", "Loader.unpack", "Loader.state_dict",
     "diagnostics.Measured",
     "diagnostics.Truth", "diagnostics.check", "diagnostics.gradient_variance", "diagnostics.measure",

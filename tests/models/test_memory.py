@@ -414,7 +414,7 @@ def test_edges_without_weight_or_sense_teach_nothing():
     assert policy.root[0].tolist() == [1.0] * 4, "nothing over nothing"
 
 
-@pytest.mark.parametrize(("draw", "node", "edge"), [("depround", 6, 0), ("multinomial", 16, 0), ("systematic", 14, 4)])
+@pytest.mark.parametrize(("draw", "node", "edge"), [("depround", 6, 0), ("multinomial", 14, 4), ("systematic", 14, 4)])
 def test_tracked_state_per_node_and_per_edge(draw, node, edge):
     g = star(N, HUBS)
     policy = NeighborSampler(g, [2, 2, 2], Tracked(g, 3), draw).policy

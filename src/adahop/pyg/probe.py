@@ -337,7 +337,7 @@ def _made_typed(words: dict[str, Any], found: Found, dtype: torch.dtype, depth: 
         closed[name] = {k: whole[k].edge_index if k in made else r.of(n) for k, r in rows.items()}
         small[name] = {k: data[k].edge_index if k in made else r.of(inside) for k, r in rows.items()}
     wholes = batches.wholes(whole, Graph.from_data(whole))
-    drawn = {r: data[r].edge_index for r in given}
+    drawn = {r: data[r].edge_index.clone() for r in given}  # a batch holds none of the tensors that name it
     many = {r: e.shape[1] for r, e in drawn.items()}
     typed = TypedBatch(
         dict.fromkeys(kinds, torch.arange(inside)), drawn, {r: torch.arange(m) for r, m in many.items()},
