@@ -67,8 +67,10 @@ def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[
 def _by_kind(words: dict[str, Any], found: Found) -> bool:
     """Whether edges are told apart by their kind alone. Which source has a target's attention is then a matter of the
     pair: one number per source says little of it, and an average that the sample normalises has more bias by odds that
-    are unequal for no reason.
+    are unequal for no reason. Of typed data the kinds are the sampler's own relations, with a number each.
     """
+    if found.batch.root.typed is not None:
+        return False
     many = _sizes(words, found)[1]
     given = [v for v in words.values() if isinstance(v, Tensor) and v.dim() and len(v) == many]
     return bool(given) and not any(v.is_floating_point() for v in given)
