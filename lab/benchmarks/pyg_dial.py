@@ -5,8 +5,7 @@
 Settings are those that pyg_half.py chose for the script as it is. The dial is one of 0, .5 and 1: that with the best
 validation score of seed 0, 0 where they are equal; test scores have no part in it. The script's own runs are those of
 results/pyg_half.jsonl, as its draws are what they were: where a run of it is made again (`--again`), its curve must be
-the same. Fewer epochs than there are the same for both: the first ones of the script's curve.
-One JSON line per run in results/pyg_dial.jsonl; finished runs are not repeated. `--table`
+the same. One JSON line per run in results/pyg_dial.jsonl; finished runs are not repeated. `--table`
 prints the table of docs/results.md, with the cost of results/pyg_cost.json beside it.
 """
 
@@ -24,7 +23,7 @@ from pyg_cost import scripts
 
 half = scripts()
 HERE = Path(__file__).parent
-EPOCHS = {"tolokers": 40, "amazon_computers": 10, "ppi_rebuilt_labels": 6}
+GRAPHS = ("tolokers", "amazon_computers", "ppi_rebuilt_labels")
 K, SEEDS = 10, (0, 1, 2)
 DIAL = {"adahop": 0.0, "adahop, noise .5": 0.5, "adahop, noise 1": 1.0}
 WITHIN = 4.303  # Student's t of two degrees of freedom, 95 %
@@ -42,15 +41,9 @@ class Rows:
         return half.Task(graph, script, way, k, seed, *half.settings(self.old, graph, script))
 
     def find(self, graph: str, script: str, way: str, seed: int, again: bool = False) -> dict[str, Any] | None:
-        """A run, judged by its first epochs."""
         task = self.task(graph, script, way, seed)
         rows = self.old if way == "pyg" and not again else self.new
-        row = next((r for r in rows if tuple(r[f] for f in task._fields) == task), None)
-        if row is None:
-            return None
-        curve = row["curve"][: EPOCHS[graph]]
-        best = max(curve, key=lambda both: both[0])
-        return {**row, "curve": curve, "val": best[0], "test": best[1]}
+        return next((r for r in rows if tuple(r[f] for f in task._fields) == task), None)
 
     def chosen(self, graph: str, script: str) -> str | None:
         """The dial by validation; None before all its values have run."""
@@ -61,7 +54,7 @@ class Rows:
 
     def todo(self, again: bool) -> Iterator[Any]:
         """Cell by cell; with `again`, the script's own runs."""
-        for graph in EPOCHS:
+        for graph in GRAPHS:
             for script in half.SCRIPTS:
                 for seed in SEEDS:
                     ways = ["pyg"] if again else list(DIAL) if seed == 0 else [str(self.chosen(graph, script))]
@@ -83,7 +76,7 @@ def table(rows: Rows) -> str:
     cost = json.loads((HERE / "results" / "pyg_cost.json").read_text())["cells"]
     lines = ["| graph | script | at k = 10 | `adahop` at 5 | difference, 95 % | `noise` | seconds per epoch |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for graph in EPOCHS:
+    for graph in GRAPHS:
         for script in half.SCRIPTS:
             way = rows.chosen(graph, script)
             both = [(rows.find(graph, script, "pyg", s), rows.find(graph, script, str(way), s)) for s in SEEDS]
@@ -111,8 +104,6 @@ def main() -> None:
     if args.table:
         print(table(rows))
         return
-    for graph, epochs in EPOCHS.items():
-        half.GRAPHS[graph] = (*half.GRAPHS[graph][:4], epochs)
     while (task := next(rows.todo(args.again), None)) is not None:
         row = half.run(task, args.data)
         rows.add(row)

@@ -210,9 +210,11 @@ def test_operations_are_their_references(heads):
     for base in (None, less):
         both = [f(h, src, dst, coef, alpha, total, base) for f in (ops.spread.cpu, ops.spread.reference)]
         torch.testing.assert_close(*both)
+    times, less = torch.rand(10, generator=g), torch.tensor([0.5, 1.0, 2.0, 0.0])  # the last is raised above 0
     for some in (slice(0, 10), slice(2, 5), slice(0, 0)):
-        both = [f(h, src[some], coef[some]) for f in (ops.energies.cpu, ops.energies.reference)]
-        torch.testing.assert_close(*both)
+        for more in ((), (times[some],), (None, (less, dst[some])), (None, None, 2 * h.square().sum(-1))):
+            both = [f(h, src[some], coef[some], *more) for f in (ops.energies.cpu, ops.energies.reference)]
+            torch.testing.assert_close(*both)
 
 
 @pytest.mark.parametrize("heads", [None, 3])

@@ -66,9 +66,7 @@ class PrefixSums(nn.Module):
     def visited(self, layer: int, row: Tensor, ptr: Tensor, odds: Odds) -> None:
         """The rows of a block were drawn from and have taught what they could: those due get new sums."""
         if (prefix := self.at(layer)) is not None:
-            due, k = ops.visit(row, ptr, self.graph.edges, OFTEN, prefix)
-            if due.numel():
-                ops.renew(due, k if self.once else torch.ones_like(k), self.graph.edges, odds, prefix)
+            ops.visit(row, ptr, self.graph.edges, OFTEN, self.once, odds, prefix)
 
     def renew(self, layer: int, k: int, odds: Odds) -> None:
         """New sums for all rows that leave anything to chance at k draws."""

@@ -12,7 +12,7 @@ from adahop import ops
 from adahop.block import Block
 from adahop.checks import between
 from adahop.graph import Graph
-from adahop.ops import Odds, Scratch, TrackRule
+from adahop.ops import Odds, Prefix, Scratch, TrackRule
 from adahop.policies.base import Policy, sight
 from adahop.policies.prefix import PrefixSums
 from adahop.storage import MEMORY, Storage
@@ -72,11 +72,12 @@ class Tracked(Policy):
         """On the CPU, draws with replacement and systematic ones go by the norms of a while ago, without a scan; the
         others see today's."""
         sums = self.prefix.at(layer) if how in ("systematic", "multinomial") else None
-        return self.odds(layer) if sums is None else self._squares(layer)._replace(prefix=sums)
+        return self.odds(layer) if sums is None else self._squares(self.square[layer], sums)
 
-    def _squares(self, layer: int) -> Odds:
+    def _squares(self, square: Tensor, sums: Prefix | None = None) -> Odds:
         """`odds` without a root per node: for kernels that read a few of them."""
-        return Odds(edge=self.graph.weight, node=self.square[layer], eta=self.eta, shift=self.graph.shift, root=True)
+        g = self.graph
+        return Odds(edge=g.weight, node=square, eta=self.eta, shift=g.shift, root=True, prefix=sums)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
@@ -85,7 +86,7 @@ class Tracked(Policy):
         ends, energy = self._ends(block, energy)
         seen = sight(block)
         if ops.track(ends, seen, energy, block.weight, state, rule, self.scratch):
-            self.prefix.visited(layer, seen.row, seen.ptr, self._squares(layer))
+            self.prefix.visited(layer, seen.row, seen.ptr, self._squares(state[0]))
 
     def _ends(self, block: Block, energy: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         """(n_id, src, dst) as the update takes them, where n_id says which entry of the state a source is."""

@@ -404,9 +404,14 @@ def joint(data: HeteroData, typed: TypedBatch) -> Tensor | None:
     return torch.cat([e + ends[r] for r, e in typed.edge_index.items()], 1)
 
 
+def data_of(batch: DrawnBatch) -> Data | EdgeStorage | HeteroData | None:
+    """What was handed out as this batch, if it is still in use."""
+    return next((d for ref, one in _handed if one is batch and (d := ref()) is not None), None)
+
+
 def attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     """The name of the batch's edge attribute that `t` is, or a part of; None where it is none of them."""
-    data = next((d for ref, one in _handed if one is batch and (d := ref()) is not None), None)
+    data = data_of(batch)
     if data is None:
         return None
     at, edges = t.untyped_storage().data_ptr(), batch.e_id.numel()
@@ -432,7 +437,7 @@ def attributes(data: Data | HeteroData) -> dict[str, Tensor]:
 
 def node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     """The name of the batch's node attribute that `t` is, as a whole."""
-    data = next((d for ref, one in _handed if one is batch.root and (d := ref()) is not None), None)
+    data = data_of(batch.root)
     for name, value in {} if data is None else attributes(data).items():
         if value.layout != torch.strided or value.shape != t.shape:
             continue
@@ -463,9 +468,9 @@ def known(batch: DrawnBatch) -> Tensor | None:
     """The `edge_index` of a batch that is still in use."""
     if batch.drawn is not None:
         return batch.drawn
-    for ref, one in _handed:
-        if one is batch and (data := ref()) is not None:
-            return given_edges(data)
+    data = data_of(batch)
+    if data is not None:
+        return given_edges(data)
     return next((e.edge_index for e in _entries.values() if e.batch is batch and e.edge_index is not None), None)
 
 

@@ -41,7 +41,7 @@ class Learner:
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: weakref.ref[Any] | None = None  # the batch handed out last
     _model: nn.Module | None = None  # whose messages it learns from
-    _layers: set[Propagate | None] = set()  # noqa: RUF012  of that model
+    _layers: set[Propagate] = set()  # noqa: RUF012  of that model
     _rounds: int | None = None  # how many times layers passed messages in the last step
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
 
@@ -95,7 +95,7 @@ class Learner:
         self._remember(model)
 
     def _attend(self, model: nn.Module) -> None:
-        self._layers = {scale_of(scaled(conv)) for conv in layers_of(model).values()}
+        self._layers = {ours for conv in layers_of(model).values() if (ours := scale_of(scaled(conv))) is not None}
         Root.of(model).join(self)
         self._remember(model)
 
@@ -213,13 +213,14 @@ def energies(
     """
     hops = drawn.num_edges or []
     if len(rounds) < len(hops):
-        raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(rounds)} that spoke")
+        raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(rounds)}")
     device, start = sampler.graph.device, 0
     blocks, out = [], []
     for hop, many in enumerate(hops):
         energy = rounds[-1 - hop].of(start, many)
         block = (drawn.blocks or [])[len(hops) - 1 - hop]
-        block = Block._make(t.to(device) if isinstance(t, Tensor) else t for t in block)
+        if block.n_id.device != device:
+            block = Block._make(t.to(device) if isinstance(t, Tensor) else t for t in block)
         if energy is None:
             block, energy = nothing(block.n_id[: block.num_dst]), torch.zeros(0)
         blocks.append(block)
@@ -235,7 +236,7 @@ def typed_energies(
     typed, blocks, hops = drawn.typed, drawn.blocks, drawn.num_edges
     assert typed is not None and blocks is not None and hops is not None
     if len(rounds) < len(hops):
-        raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(rounds)} that spoke")
+        raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(rounds)}")
     device, start = sampler.graph.device, [sum(hops[:h]) for h in range(len(hops))]
     out = [torch.zeros(many, device=device) for many in hops]
     spoke = torch.zeros(len(hops), len(typed.edge), dtype=torch.bool, device=device)

@@ -174,15 +174,10 @@ def note(call: Call, given: Operand, coef: Tensor, scaled: Tensor, out: Tensor) 
         energy = ops.spread(given.h, src, dst, scaled[some], alpha, out, less)
         energy = energy * ops.segment_sum(place.take(call.scale).float(), call.used[1], len(out))[dst].square()
     else:
-        if call.reading.factor != "one":
-            coef = _times(coef, place.take(call.scale)[some])
-        elif call.targets is not None:
-            coef = _times(coef, 1.0 / call.targets[dst].clamp(min=1e-15))
-        if given.norm is None:
-            energy = ops.energies(given.h, src, coef)
-        else:
-            energy = coef.square() * given.norm[src]
-            energy = energy if energy.dim() == 1 else energy.sum(-1)
+        one = call.reading.factor == "one"
+        times = None if one else place.take(call.scale)[some]
+        less = (call.targets, dst) if one and call.targets is not None else None
+        energy = ops.energies(given.h, src, coef, times, less, given.norm)
     energy = energy.float()
     if len(energy) < place.edges:  # of one hop
         call.round.add(energy, place.start + some.start)

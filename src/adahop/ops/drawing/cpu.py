@@ -150,17 +150,29 @@ def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
     return prefix.table.numpy().view(np.uint32), prefix.upto.numpy()
 
 
-def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) -> tuple[Tensor, Tensor]:
-    rows, ks = empty((len(row),), np.int64), empty((len(row),), np.int64)
-    many = cpu_prefix.visit(row.numpy(), ptr.numpy(), *edges.arrays[:3], often, prefix.upto.numpy(), rows, ks)
-    return torch.from_numpy(rows[:many]), torch.from_numpy(ks[:many])
+def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
+    begin, first, last, indices, _, _ = edges.arrays
+    (table, upto), told = _prefix(prefix), (*_odds(odds), odds.root)
+    due, ks = empty((len(row),), np.int64), empty((len(row),), np.int64)
+    rows, upon = row.numpy(), ptr.numpy()
+    if get_threads() == 1:
+        cpu_prefix.visit_and_renew(rows, upon, begin, first, last, often, once, indices, told, table, upto, due, ks)
+        return
+    many = cpu_prefix.visit(rows, upon, begin, first, last, often, upto, due, ks)
+    if not once:
+        ks[:many] = 1
+    _renew(due[:many], ks[:many], edges, odds, prefix)
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
+    _renew(rows.numpy(), k.numpy(), edges, odds, prefix)
+
+
+def _renew(of: np.ndarray, ks: np.ndarray, edges: Edges, odds: Odds, prefix: Prefix) -> None:
     _, first, last, indices, _, _ = edges.arrays
-    of, told = rows.numpy(), (*_odds(odds), odds.root)
+    told = (*_odds(odds), odds.root)
     work = 0 if get_threads() == 1 else np.concatenate([[0], np.cumsum(last[of] - first[of])])
-    over(cpu_prefix.renew, len(of), of, k.numpy(), first, last, indices, told, *_prefix(prefix), work=work)
+    over(cpu_prefix.renew, len(of), of, ks, first, last, indices, told, *_prefix(prefix), work=work)
 
 
 def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:

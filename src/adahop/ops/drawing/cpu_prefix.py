@@ -141,6 +141,15 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
     return many
 
 
+@kernel
+def visit_and_renew(rows, ptr, begin, first, last, often, once, indices, odds, table, upto, due, ks):
+    """Both in one call, for one thread; `once` says whether tables serve draws without replacement."""
+    many = visit(rows, ptr, begin, first, last, often, upto, due, ks)
+    if not once:
+        ks[:many] = 1
+    renew(0, many, due, ks, first, last, indices, odds, table, upto)
+
+
 @part
 def set_marks(stream, k, d, how, mark):
     """mark[d + s] = floor((U + s 2^32) / k), or a U of its own for each draw with replacement."""

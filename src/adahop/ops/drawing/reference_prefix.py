@@ -17,8 +17,10 @@ from adahop.ops.types import Drawn, Edges, Odds, Prefix, Rows, plain_odds
 ONE = 1 << 32  # a row's whole length
 
 
-def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) -> tuple[Tensor, Tensor]:
-    """Count a visit to each row; (rows, k) of those whose sums are due, n / (often k) visits after the last time."""
+def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
+    """Count a visit to each row, and make the sums of those again that are due, n / (often k) visits after the last
+    time: for k draws `once` each, or for draws with replacement.
+    """
     n, k = edges.last[row] - edges.first[row], ptr.diff() - (edges.first[row] - edges.begin[row])
     due: dict[int, int] = {}
     for v, size, many in torch.stack([row, n, k])[:, (n > k) & (k > 0)].T.tolist():
@@ -29,7 +31,9 @@ def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, prefix: Prefix) ->
                 due[v] = many
     for v in due:
         prefix.upto[2 * v + 1] = 0
-    return torch.tensor(list(due), dtype=torch.long), torch.tensor(list(due.values()), dtype=torch.long)
+    if due:
+        ks = torch.tensor(list(due.values()) if once else [1] * len(due))
+        renew(torch.tensor(list(due)), ks, edges, odds, prefix)
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:

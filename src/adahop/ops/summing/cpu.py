@@ -9,9 +9,9 @@ from torch import Tensor
 
 from adahop.ops.segments import segment_sum
 from adahop.ops.simd import prefetch
-from adahop.ops.summing.reference import Base
+from adahop.ops.summing.reference import LEAST, Base
 from adahop.ops.threads import over
-from adahop.ops.types import Edges
+from adahop.ops.types import NO_PLACES, NO_WEIGHTS, Edges
 
 ROWS = 12  # how many edges ahead a row of h is asked for
 LINE = 16  # float32 per cache line
@@ -166,13 +166,17 @@ def square_rows(lo, hi, h, out):
 
 
 @nb.njit(nogil=True, cache=True)
-def weigh_squares(lo, hi, square, src, coef, out):
-    """out = coef^2 square[source], heads summed."""
+def weigh_squares(lo, hi, square, src, coef, times, less, dst, out):
+    """out = (coef times / less[target])^2 square[source], heads summed; `times` and `less` may be empty."""
     for e in range(lo, hi):
-        x = np.float32(0.0)
+        x, by = np.float32(0.0), np.float32(1.0)
         for a in range(square.shape[1]):
             x += coef[e, a] * coef[e, a] * square[src[e], a]
-        out[e] = x
+        if times.shape[0] > 0:
+            by = times[e]
+        if less.shape[0] > 0:
+            by /= max(less[dst[e]], np.float32(LEAST))
+        out[e] = x * by * by
 
 
 @nb.njit(nogil=True, cache=True)
@@ -335,16 +339,26 @@ def spread(
     return out
 
 
-def energies(h: Tensor, src: Tensor, coef: Tensor) -> Tensor:
-    if not h.dtype == coef.dtype == torch.float32:
+def energies(
+    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, less: tuple[Tensor, Tensor] | None = None,
+    square: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if any(t is not None and t.dtype != torch.float32 for t in (h, coef, times, less and less[0], square)):
         return NotImplemented
     out, m = torch.empty(src.numel()), src.numel()
     if m == 0:
         return out
-    of, rows = src.numpy(), h.detach().contiguous().view(len(h), -1, h.shape[-1])
-    square = np.empty((int(of.max()) + 1, rows.shape[1]), np.float32)  # no row after the last that is asked for
-    over(square_rows, len(square), rows.numpy(), square, work=max(rows.stride(0) // 8, 1))
-    over(weigh_squares, m, square, of, coef.detach().contiguous().view(m, -1).numpy(), out.numpy())
+    of = src.numpy()
+    if square is None:
+        rows = h.detach().contiguous().view(len(h), -1, h.shape[-1])
+        squares = np.empty((int(of.max()) + 1, rows.shape[1]), np.float32)  # no row after the last that is asked for
+        over(square_rows, len(squares), rows.numpy(), squares, work=max(rows.stride(0) // 8, 1))
+    else:
+        squares = square.contiguous().view(len(square), -1).numpy()
+    per = NO_WEIGHTS if times is None else times.contiguous().numpy()
+    each, dst = (NO_WEIGHTS, NO_PLACES) if less is None else (t.contiguous().numpy() for t in less)
+    weight = coef.detach().contiguous().view(m, -1).numpy()
+    over(weigh_squares, m, squares, of, weight, per, each, dst, out.numpy())
     return out
 
 

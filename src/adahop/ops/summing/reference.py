@@ -10,6 +10,8 @@ from adahop.ops import random
 from adahop.ops.segments import segment_max, segment_of, segment_sum, spans
 from adahop.ops.types import Edges
 
+LEAST = 1e-15  # a divisor that is smaller counts as this
+
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 Copies = tuple[Tensor, Tensor] | None  # rows that lie nearer, and the place of each row among them, or -1
 Base = tuple[Tensor, Tensor | None, float] | None  # (table, rows, keep): what a sum is added to
@@ -88,11 +90,21 @@ def attend(
     return softmax(score, dst, ptr.numel() - 1, scale)
 
 
-def energies(h: Tensor, src: Tensor, coef: Tensor) -> Tensor:
-    """[M]: |coef h[source]|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H]."""
-    norm = h.detach().square().sum(-1)
-    square = coef.detach().square()
-    return square * norm[src] if square.dim() == 1 else (square * norm[src]).sum(-1)
+def energies(
+    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, less: tuple[Tensor, Tensor] | None = None,
+    square: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """[M]: |coef times h[source] / less|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H].
+
+    `times` [M] is a factor per edge, `less` a divisor per target and the target of each edge, `square` |h|^2 where it
+    is known.
+    """
+    square = h.detach().square().sum(-1) if square is None else square
+    out = coef.detach().square() * square[src]
+    out = out if out.dim() == 1 else out.sum(-1)
+    if times is not None:
+        out = out * times.to(out.dtype).square()
+    return out if less is None else out / less[0][less[1]].to(out.dtype).clamp(min=LEAST).square()
 
 
 def known_energies(square: Tensor, rows: Tensor, src: Tensor, coef: Tensor) -> Tensor:
