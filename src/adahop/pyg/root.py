@@ -38,9 +38,7 @@ class Root:
         self.learners: weakref.WeakSet[Learner] = weakref.WeakSet()
         self.drawn: DrawnBatch | None = None
         self.said: set[str] = set()
-        self.order: list[str] | None = (
-            None  # attributes by argument, where all arguments are some
-        )
+        self.order: list[str] | None = None  # attributes by argument, where all arguments are some
         self.checked: list[tuple[int, bool]] = []  # what was known of the layers when they were last asked about
 
     def __getstate__(self) -> dict[str, Any]:
