@@ -35,6 +35,7 @@ from adahop.run import Run
 from adahop.samplers import NeighborSampler
 from adahop.sum import all_neighbours
 from adahop.train import evaluate
+from adahop_lab.rows import add_row
 
 RATES = (0.003, 0.01)
 REPEATS = 100
@@ -225,8 +226,7 @@ def main() -> None:
         row["variance"] = variances(data, said.k, said.epochs)
         print(json.dumps(row), flush=True)
         row["scores"] = scores(data, said.k, said.epochs, said.seeds) if said.seeds else []
-        with said.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        add_row(said.out, row)
         print(json.dumps(row["scores"]), flush=True)
 
 
