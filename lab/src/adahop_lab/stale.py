@@ -29,7 +29,6 @@ from adahop.ops import induced, random
 from adahop.run import Result, assemble
 from adahop.samplers.partition import partition
 from adahop.seams import NodeData
-from adahop.sum import all_neighbours
 from adahop.train import evaluate
 
 KINDS = ("gas", "lmc")
@@ -52,7 +51,7 @@ def part_of(graph: Graph, nodes: Tensor, scratch: Tensor, reverse: Graph | None 
 
     `scratch` [N] int32 holds -1 throughout.
     """
-    near = torch.cat([all_neighbours(g, nodes).src for g in (graph, reverse) if g is not None]).unique()
+    near = torch.cat([g.in_edges(nodes).src for g in (graph, reverse) if g is not None]).unique()
     outside = near[~torch.isin(near, nodes)]
     n_id = torch.cat([nodes, outside])
     inner, outer = (_edges(graph, n_id, rows, scratch) for rows in (nodes, outside))
