@@ -20,7 +20,8 @@ import adahop
 from adahop.block import Block
 from adahop.features import Values, gather
 from adahop.models import GNN
-from adahop.sum import Attention, AttentionVariate, all_neighbours
+from adahop.samplers.loop import nothing
+from adahop.sum import Attention, AttentionVariate
 
 estimated, remember = AttentionVariate.total, GNN.remember
 
@@ -28,12 +29,10 @@ estimated, remember = AttentionVariate.total, GNN.remember
 def exact_sum(model: GNN, memory: AttentionVariate, conv: Attention, x: Tensor, block: Block) -> Tensor:
     """The second layer's sum over all neighbours, with gradients; the first layer is exact as it is."""
     nodes = block.targets
-    every = all_neighbours(memory.graph, nodes)
+    every = memory.graph.in_edges(nodes)
     ids, place = torch.cat([nodes, every.src]).unique(return_inverse=True)
-    none = all_neighbours(memory.graph, ids[:0])
-    first = none._replace(n_id=ids, num_dst=ids.numel(), ptr=torch.zeros(ids.numel() + 1, dtype=torch.long))
     with model.layers()[0].unheard():
-        h = model.hidden(SimpleNamespace(x=x[ids], blocks=[first]), 1)
+        h = model.hidden(SimpleNamespace(x=x[ids], blocks=[nothing(ids)]), 1)
     every = every._replace(edge_index=torch.stack([place[nodes.numel() :], every.dst]))
     values = Values(h)
     return gather(h, every, conv.coef(conv.ends(values, h[place[: nodes.numel()]], every), every))

@@ -33,8 +33,9 @@ from adahop.features import Values, gather
 from adahop.metrics import criterion
 from adahop.run import Run
 from adahop.samplers import NeighborSampler
-from adahop.sum import all_neighbours
+from adahop.samplers.loop import nothing
 from adahop.train import evaluate
+from adahop_lab.rows import add_row
 
 RATES = (0.003, 0.01)
 REPEATS = 100
@@ -66,7 +67,7 @@ class Halves:
             kept.data.copy_(p.data)
         self.whole = self.exact(self.train)
         h = self.model.inference(self.graph, self.data.x, until=1)
-        edges = all_neighbours(self.graph, self.train)
+        edges = self.graph.in_edges(self.train)
         total = gather(h, edges, edges.weight).requires_grad_()
         with torch.enable_grad():
             out = self.top(total, self.carried(self.train))
@@ -85,9 +86,7 @@ class Halves:
 
     def first(self, nodes: Tensor) -> Tensor:
         """h after the first layer, which is exact."""
-        none = all_neighbours(self.graph, nodes[:0])
-        block = none._replace(n_id=nodes, num_dst=nodes.numel(), ptr=torch.zeros(nodes.numel() + 1, dtype=torch.long))
-        return self.model.hidden(SimpleNamespace(x=self.data.x[nodes], blocks=[block]), 1)
+        return self.model.hidden(SimpleNamespace(x=self.data.x[nodes], blocks=[nothing(nodes)]), 1)
 
     def gradient(self, loss: Tensor) -> Grads:
         return list(torch.autograd.grad(loss, self.parameters))
@@ -225,8 +224,7 @@ def main() -> None:
         row["variance"] = variances(data, said.k, said.epochs)
         print(json.dumps(row), flush=True)
         row["scores"] = scores(data, said.k, said.epochs, said.seeds) if said.seeds else []
-        with said.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        add_row(said.out, row)
         print(json.dumps(row["scores"]), flush=True)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from adahop_lab.rows import add_row, read_rows
 
 GRAPHS = {"ppi_rebuilt_labels": (256, 3e-3, 4), "amazon_computers": (64, 1e-2, 10)}  # hidden, lr, epochs
 CASES = [  # method, options, estimator, norm of the weights
@@ -68,15 +69,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    out = Path(args.out)
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {(r["graph"], r["method"], r["norm"], r["k"], r["seed"]) for r in rows}
+    done = {(r["graph"], r["method"], r["norm"], r["k"], r["seed"]) for r in read_rows(args.out)}
     for seed, graph, case, k in itertools.product(range(args.seeds), reversed(GRAPHS), CASES, (2, 5, 10)):
         if (graph, case[0], case[3], k, seed) in done:
             continue
         row = run(graph, case, k, seed, args.data)
-        with open(out, "a") as f:
-            f.write(json.dumps(row) + "\n")
+        add_row(args.out, row)
         print({key: row[key] for key in ("graph", "method", "norm", "k", "seed", "edges", "budgeted_edges", "ratio")})
 
 

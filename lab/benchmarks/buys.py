@@ -5,12 +5,13 @@ Everything between a pair of marks in the page is replaced; nothing is typed by 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from adahop_lab.rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 PAGE, IMAGES, RESULTS = (
@@ -35,7 +36,7 @@ Rows = list[dict[str, Any]]
 
 
 def read(name: str) -> Rows:
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+    return read_rows(RESULTS / name)
 
 
 def short(x: float, digits: int = 2) -> str:

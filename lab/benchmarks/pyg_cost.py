@@ -72,7 +72,7 @@ class Script:
 
     def __init__(self, half: ModuleType, graph: str, script: str, way: str, folder: Path, settings: tuple):
         features, metric, _, batch, _ = half.GRAPHS[graph]
-        text = (HERE / "pyg" / f"{script}.py").read_text()
+        text = (HERE / "pyg" / "nodes.py").read_text()
         k = K
         if way != "script, k, pyg":
             k, options, scaled, learn = WAYS[way]
@@ -81,8 +81,10 @@ class Script:
             text = text.replace(half.LOADER, half.LOADER[:-1] + f", seed=args.seed, {options})")
             more = ("scale_messages(model)\n" if scaled else "") + ("loader.learn(model)\n" if learn else "")
             text = text.replace("\noptimizer =", f"\n{more}optimizer =")
-        words = {"dataset": folder / f"{graph}.npz", "features": features, "metric": metric, "neighbors": k,
-                 "batch-size": batch, "lr": settings[0], "dropout": settings[1], "epochs": 0}  # fmt: skip
+        words = {
+            "conv": script, "dataset": folder / f"{graph}.npz", "features": features, "metric": metric,
+            "neighbors": k, "batch-size": batch, "lr": settings[0], "dropout": settings[1], "epochs": 0,
+        }  # fmt: skip
         before, sys.argv = sys.argv, [script, *(w for n, v in words.items() for w in (f"--{n}", str(v)))]
         self.parts: dict[str, Any] = {"__name__": "__main__"}
         try:
@@ -166,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(1)
     set_threads(1)
     half = scripts()
-    tried = [json.loads(line) for line in (HERE / "results" / "pyg_half.jsonl").read_text().splitlines()]
+    tried = half.read_rows(HERE / "results" / "pyg_half.jsonl")
     found: dict[str, Any] = {"cells": {}}
     with contextlib.suppress(FileNotFoundError):
         found = {"cells": {}, **json.loads(args.out.read_text())}

@@ -21,6 +21,8 @@ from typing import Any
 
 from pyg_cost import scripts
 
+from adahop_lab.rows import add_row, read_rows
+
 half = scripts()
 HERE = Path(__file__).parent
 GRAPHS = ("tolokers", "amazon_computers", "ppi_rebuilt_labels")
@@ -29,16 +31,15 @@ DIAL = {"adahop": 0.0, "adahop, noise .5": 0.5, "adahop, noise 1": 1.0}
 WITHIN = 4.303  # Student's t of two degrees of freedom, 95 %
 
 
-class Rows:
+class Finished:
     """Finished runs: those of the script as it is, and converted ones."""
 
     def __init__(self, out: Path):
-        self.out, self.old = out, _read(HERE / "results" / "pyg_half.jsonl")
-        self.new = _read(out) if out.exists() else []
+        self.out, self.old, self.new = out, read_rows(HERE / "results" / "pyg_half.jsonl"), read_rows(out)
 
     def task(self, graph: str, script: str, way: str, seed: int) -> Any:
         k = K if way == "pyg" else K // 2
-        return half.Task(graph, script, way, k, seed, *half.settings(self.old, graph, script))
+        return half.HalfTask(graph, script, way, k, seed, *half.settings(self.old, graph, script))
 
     def find(self, graph: str, script: str, way: str, seed: int, again: bool = False) -> dict[str, Any] | None:
         task = self.task(graph, script, way, seed)
@@ -64,15 +65,10 @@ class Rows:
 
     def add(self, row: dict[str, Any]) -> None:
         self.new.append(row)
-        with self.out.open("a") as f:
-            f.write(json.dumps(row) + "\n")
+        add_row(self.out, row)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def table(rows: Rows) -> str:
+def table(rows: Finished) -> str:
     cost = json.loads((HERE / "results" / "pyg_cost.json").read_text())["cells"]
     lines = ["| graph | script | at k = 10 | `adahop` at 5 | difference, 95 % | `noise` | seconds per epoch |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
@@ -100,7 +96,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="the script's own runs, to see that they are the same")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    rows = Rows(args.out)
+    rows = Finished(args.out)
     if args.table:
         print(table(rows))
         return

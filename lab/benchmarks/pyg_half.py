@@ -1,4 +1,4 @@
-"""Half the neighbours: the scripts in pyg/, converted in three lines, beside uniform draws of twice as many.
+"""Half the neighbours: pyg/nodes.py, converted in three lines, beside uniform draws of twice as many.
 
     python lab/benchmarks/pyg_half.py --data DIR [--out FILE] [--only TEXT] [--seeds 3] [--tune | --table]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import re
 import sys
@@ -20,6 +19,8 @@ import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
+
+from adahop_lab.rows import add_row, read_rows
 
 HERE = Path(__file__).parent
 SCRIPTS = ("sage", "gcn", "gat")
@@ -62,7 +63,7 @@ def converted(text: str, way: str) -> str:
     return text if way == "pyg" else text.replace("\noptimizer =", "\nloader.learn(scale_messages(model))\noptimizer =")
 
 
-class Task(NamedTuple):
+class HalfTask(NamedTuple):
     """One run: a graph, a script, how neighbours are drawn, how many, and the settings."""
 
     graph: str
@@ -74,14 +75,10 @@ class Task(NamedTuple):
     dropout: float
 
 
-def run(task: Task, folder: Path) -> dict[str, Any]:
-    features, metric, _, batch, epochs = GRAPHS[task.graph]
-    words = {
-        "dataset": folder / f"{task.graph}.npz", "features": features, "metric": metric, "neighbors": task.k,
-        "batch-size": batch, "lr": task.lr, "dropout": task.dropout, "epochs": epochs, "seed": task.seed,
-    }  # fmt: skip
-    path = HERE / "pyg" / f"{task.script}.py"
-    code, said, before = compile(converted(path.read_text(), task.way), str(path), "exec"), io.StringIO(), sys.argv
+def ran(script: str, way: str, words: dict[str, Any]) -> tuple[str, float]:
+    """What a script of pyg/ prints, converted in a way and with these words on its command line; processor seconds."""
+    path = HERE / "pyg" / f"{script}.py"
+    code, said, before = compile(converted(path.read_text(), way), str(path), "exec"), io.StringIO(), sys.argv
     sys.argv = [str(path), *(w for name, value in words.items() for w in (f"--{name}", str(value)))]
     began = time.process_time()
     try:
@@ -89,11 +86,22 @@ def run(task: Task, folder: Path) -> dict[str, Any]:
             exec(code, {"__name__": "__main__"})
     finally:
         sys.argv = before
-    curve = [(float(v), float(t)) for v, t in re.findall(r"val ([\d.]+) test ([\d.]+)", said.getvalue())]
+    return said.getvalue(), round(time.process_time() - began, 1)
+
+
+def run(task: HalfTask, folder: Path) -> dict[str, Any]:
+    features, metric, _, batch, epochs = GRAPHS[task.graph]
+    words = {
+        "conv": task.script, "dataset": folder / f"{task.graph}.npz", "features": features, "metric": metric,
+        "neighbors": task.k, "batch-size": batch, "lr": task.lr, "dropout": task.dropout, "epochs": epochs,
+        "seed": task.seed,
+    }  # fmt: skip
+    text, seconds = ran("nodes", task.way, words)
+    curve = [(float(v), float(t)) for v, t in re.findall(r"val ([\d.]+) test ([\d.]+)", text)]
     best = max(range(len(curve)), key=lambda i: curve[i][0])
     return {
         **task._asdict(), "batch_size": batch, "epochs": epochs, "best_epoch": best + 1, "val": curve[best][0],
-        "test": curve[best][1], "curve": curve, "cpu_seconds": round(time.process_time() - began, 1),
+        "test": curve[best][1], "curve": curve, "cpu_seconds": seconds,
     }  # fmt: skip
 
 
@@ -104,17 +112,17 @@ def settings(rows: list[dict[str, Any]], graph: str, script: str) -> tuple[float
     return None if best is None else (best["lr"], best["dropout"])
 
 
-def tasks(rows: list[dict[str, Any]], seeds: int, tune: bool, parts: int) -> list[Task]:
+def tasks(rows: list[dict[str, Any]], seeds: int, tune: bool, parts: int) -> list[HalfTask]:
     """The question first, then other ways; seed by seed, so that what is there at any time is balanced."""
     if tune:
-        return [Task(g, s, "pyg", GRAPHS[g][2][0], -1, *grid) for g in GRAPHS for s in SCRIPTS for grid in GRID]
+        return [HalfTask(g, s, "pyg", GRAPHS[g][2][0], -1, *grid) for g in GRAPHS for s in SCRIPTS for grid in GRID]
     out = []
     for part in (WHICH[:2], WHICH[2:5], WHICH[5:])[:parts]:
         for seed in range(seeds):
             for graph, k, script in cells():
                 chosen = settings(rows, graph, script)
                 if chosen is not None:
-                    out += [Task(graph, script, way, k // half, seed, *chosen) for way, half in part]
+                    out += [HalfTask(graph, script, way, k // half, seed, *chosen) for way, half in part]
     return list(dict.fromkeys(out))
 
 
@@ -176,18 +184,17 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    rows = read_rows(args.out)
     if args.table:
         write(table(rows))
         return
-    done = {Task(*(r[f] for f in Task._fields)) for r in rows}
+    done = {HalfTask(*(r[f] for f in HalfTask._fields)) for r in rows}
     words, graphs = args.only.split(), args.graphs.split(",")
     todo = [t for t in tasks(rows, args.seeds, args.tune, args.parts) if t not in done]
     todo = [t for t in todo if t.graph in graphs and all(w in map(str, t[:4]) for w in words)]
     for at, task in enumerate(todo, 1):
         row = run(task, args.data)
-        with args.out.open("a") as f:
-            f.write(json.dumps(row) + "\n")
+        add_row(args.out, row)
         print(
             f"{at}/{len(todo)}",
             *task,

@@ -32,6 +32,7 @@ from torch_geometric.nn import GAT, GCN, GraphSAGE
 import adahop
 from adahop.metrics import criterion, score
 from adahop.pyg import AdaptiveNeighborLoader, inference, scale_messages
+from adahop_lab.rows import add_row
 
 MODELS: dict[str, Any] = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
 GRAPHS = {  # features, metric, batch size, epochs, rate, dropout
@@ -48,7 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Run:
+class Training:
     """A model of PyG's and its loader."""
 
     def __init__(self, data: Data, kind: str, way: dict[str, Any], k: int, batch: int, seed: int, dropout: float,
@@ -104,7 +105,7 @@ def train(args: argparse.Namespace) -> None:
     data = adahop.load(str(args.data / f"{args.graph}.npz"), features=features)
     for seed in range(args.seeds):
         for name in args.ways or WAYS:
-            run = Run(data, args.model, WAYS[name], args.neighbors, size, seed, dropout, rate=rate)
+            run = Training(data, args.model, WAYS[name], args.neighbors, size, seed, dropout, rate=rate)
             errors, curve, cpu = [], [], 0.0
             for _ in range(args.epochs or epochs):
                 many, found = len(run.loader), []
@@ -128,7 +129,7 @@ def train(args: argparse.Namespace) -> None:
             }, args.out)  # fmt: skip
 
 
-def turns(runs: dict[str, Run], steps: int, clock: Any) -> None:
+def turns(runs: dict[str, Training], steps: int, clock: Any) -> None:
     for _ in range(steps):
         for run in runs.values():
             run.step(clock)
@@ -137,7 +138,9 @@ def turns(runs: dict[str, Run], steps: int, clock: Any) -> None:
 def timed(args: argparse.Namespace) -> None:
     features, _, size, _, rate, dropout = GRAPHS[args.graph]
     data = adahop.load(str(args.data / f"{args.graph}.npz"), features=features)
-    runs = {n: Run(data, args.model, WAYS[n], args.neighbors, size, 0, dropout, rate=rate) for n in args.ways or WAYS}
+    runs = {
+        n: Training(data, args.model, WAYS[n], args.neighbors, size, 0, dropout, rate=rate) for n in args.ways or WAYS
+    }
     turns(runs, args.warm, time.process_time)
     for run in runs.values():
         run.spent.clear()
@@ -171,7 +174,7 @@ def big(args: argparse.Namespace) -> None:
     ways = {k: v for k, v in {**WAYS, **more}.items() if k in (args.ways or ["plain", "history"])}
     graph = AdaptiveNeighborLoader(data).sampler.graph  # made once
     data.graph = graph
-    runs = {n: Run(data, args.model, way, args.neighbors, 1024, 0, 0.0) for n, way in ways.items()}
+    runs = {n: Training(data, args.model, way, args.neighbors, 1024, 0, 0.0) for n, way in ways.items()}
     turns(runs, 3, time.perf_counter)  # kernels compile
     for part, steps in (("first", args.steps), ("later", args.steps)):
         for run in runs.values():
@@ -187,7 +190,7 @@ def big(args: argparse.Namespace) -> None:
             filled(runs)
 
 
-def filled(runs: dict[str, Run]) -> None:
+def filled(runs: dict[str, Training]) -> None:
     """What a run comes to after an epoch or two: all sums that never change are known, all rows seen."""
     for run in runs.values():
         memory = run.loader._snapshots
@@ -205,8 +208,7 @@ def keep(row: dict[str, Any], out: Path) -> None:
     row = {**row, "command": shlex.join(["python", "lab/benchmarks/pyg_memory.py", *(shown(a) for a in sys.argv[1:])])}
     row = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
     print(json.dumps({k: v for k, v in row.items() if k != "command"}), flush=True)
-    with out.open("a") as f:
-        f.write(json.dumps(row) + "\n")
+    add_row(out, row)
 
 
 def shown(word: str) -> str:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
-import multiprocessing
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from adahop_lab.rows import read_rows, run_tasks
 
 GRAPHS = {  # file: hidden, epochs
     "ppi_rebuilt_labels": (256, 12),
@@ -34,7 +33,7 @@ LR, DROPOUT, DECAY, AVERAGE = (3e-3, 1e-2, 3e-2), (0.0, 0.1, 0.3, 0.5, 0.7), (0.
 FINAL, TRIAL = 4, 100  # candidates that get two more runs; the first seed of the runs that choose
 
 
-class Task(NamedTuple):
+class TunedTask(NamedTuple):
     """One run."""
 
     graph: str
@@ -59,7 +58,7 @@ def loaded(path: str) -> Any:
     return adahop.load(path)
 
 
-def run(task: Task, folder: str, device: str) -> dict[str, Any]:
+def run(task: TunedTask, folder: str, device: str) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -85,24 +84,19 @@ class Book:
     """The rows of a file; it grows as runs end."""
 
     def __init__(self, path: str):
-        self.path = Path(path)
-        rows = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-        self.rows = {Task(*(r[f] for f in Task._fields)): r for r in rows}
+        self.path = path
+        self.rows = {TunedTask(*(r[f] for f in TunedTask._fields)): r for r in read_rows(path)}
 
-    def fill(self, tasks: list[Task], args: argparse.Namespace) -> None:
+    def fill(self, tasks: list[TunedTask], args: argparse.Namespace) -> None:
         todo = [t for t in tasks if t not in self.rows]
         print(f"{len(tasks) - len(todo)} runs are there, {len(todo)} to do", flush=True)
-        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-            jobs = {pool.submit(run, t, args.data, args.device): t for t in todo}
-            for at, job in enumerate(as_completed(jobs), 1):
-                row = self.rows[jobs[job]] = job.result()
-                with open(self.path, "a") as f:
-                    f.write(json.dumps(row) + "\n")
-                if at % 20 == 0 or row["seed"] < TRIAL:
-                    print(f"{at}/{len(todo)}", *jobs[job], f"val {row['val']:.4f} in {row['wall']:.1f} s", flush=True)
+        for at, (task, row) in enumerate(run_tasks(self.path, run, todo, args.jobs, args.data, args.device), 1):
+            self.rows[TunedTask(*task)] = row
+            if at % 20 == 0 or row["seed"] < TRIAL:
+                print(f"{at}/{len(todo)}", *task, f"val {row['val']:.4f} in {row['wall']:.1f} s", flush=True)
 
     def mean(self, case: tuple, settings: tuple, seeds: range, what: str = "val") -> float:
-        return sum(self.rows[Task(*case, *settings, s)][what] for s in seeds) / len(seeds)
+        return sum(self.rows[TunedTask(*case, *settings, s)][what] for s in seeds) / len(seeds)
 
 
 def main() -> None:
@@ -116,17 +110,17 @@ def main() -> None:
     args = parser.parse_args()
     book, grid = Book(args.out), list(itertools.product(LR, DROPOUT, DECAY, AVERAGE))
     cases = [c for c in compared() if not args.only or c[0] in args.only.split(",")]
-    book.fill([Task(*case, *settings, TRIAL) for case in cases for settings in grid], args)
+    book.fill([TunedTask(*case, *settings, TRIAL) for case in cases for settings in grid], args)
 
     def best(case: tuple, among: list, seeds: int) -> list:
         return sorted(among, key=lambda s: -book.mean(case, s, range(TRIAL, TRIAL + seeds)))
 
     short = {case: best(case, grid, 1)[:FINAL] for case in cases}
-    book.fill([Task(*c, *s, TRIAL + i) for c in cases for s in short[c] for i in (1, 2)], args)
+    book.fill([TunedTask(*c, *s, TRIAL + i) for c in cases for s in short[c] for i in (1, 2)], args)
     chosen = {case: best(case, short[case], 3)[0] for case in cases}
-    book.fill([Task(*c, *chosen[c], s) for c in cases for s in range(args.seeds)], args)
+    book.fill([TunedTask(*c, *chosen[c], s) for c in cases for s in range(args.seeds)], args)
     for case in cases:
-        tests = [book.rows[Task(*case, *chosen[case], s)]["test"] for s in range(args.seeds)]
+        tests = [book.rows[TunedTask(*case, *chosen[case], s)]["test"] for s in range(args.seeds)]
         mean = sum(tests) / len(tests)
         print(*case, "lr, dropout, decay, average =", chosen[case], f"test {mean:.4f}", [round(t, 4) for t in tests])
 

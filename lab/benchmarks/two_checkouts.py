@@ -44,7 +44,8 @@ if what == "sampling":
     runners, seeds = {text: made(text, g) for text in methods}, graphs.batches(g, batch_size)
 else:
     data = epoch.load(graph)
-    plan = epoch.Plan(graph, sizes, batch_size, [threads], methods, [], hidden=hidden, arch=arch)
+    plan = getattr(epoch, "EpochBench", None) or epoch.Plan  # as it was called before
+    plan = plan(graph, sizes, batch_size, [threads], methods, [], hidden=hidden, arch=arch)
     runners, seeds = {text: epoch._ours(text, data, plan)[0] for text in methods}, [data.train_idx]
 for runner in runners.values():
     runner.work(seeds[0]), runner.rest()

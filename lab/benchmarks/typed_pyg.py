@@ -11,23 +11,20 @@ intervals. `planted` is the dense typed graph of typed_scores.py.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import json
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from pyg_half import converted
+from pyg_half import ran
 from typed_scores import SEEDS, SETTINGS, TRIALS, paired, planted_splits
 
 import adahop
+from adahop_lab.rows import add_row, read_rows
 
 HERE = Path(__file__).parent
 GRAPHS = {"planted": (10, 256, 8), "freebase": (10, 64, 15)}  # k, batch size, epochs
@@ -49,21 +46,12 @@ def run(graph: str, arm: str, lr: float, dropout: float, seed: int, folder: Path
         "dataset": path_of(graph, folder), "neighbors": k // over, "batch-size": batch, "lr": lr, "dropout": dropout,
         "epochs": epochs, "seed": seed,
     }  # fmt: skip
-    script = HERE / "pyg" / "hetero.py"
-    code, said, before = compile(converted(script.read_text(), way), str(script), "exec"), io.StringIO(), sys.argv
-    sys.argv = [str(script), *(w for name, value in words.items() for w in (f"--{name}", str(value)))]
-    began = time.process_time()
-    try:
-        with contextlib.redirect_stdout(said):
-            exec(code, {"__name__": "__main__"})
-    finally:
-        sys.argv = before
-    curve = [tuple(map(float, c)) for c in re.findall(r"val ([\d.]+) test ([\d.]+) macro ([\d.]+)", said.getvalue())]
+    text, seconds = ran("hetero", way, words)
+    curve = [tuple(map(float, c)) for c in re.findall(r"val ([\d.]+) test ([\d.]+) macro ([\d.]+)", text)]
     val, micro, macro = max(curve, key=lambda c: c[0])
     return {
         "graph": graph, "arm": arm, "k": k // over, "rate": lr, "dropout": dropout, "seed": seed, "batch_size": batch,
-        "epochs": epochs, "val": val, "micro": micro, "macro": macro,
-        "cpu_seconds": round(time.process_time() - began, 1),
+        "epochs": epochs, "val": val, "micro": micro, "macro": macro, "cpu_seconds": seconds,
     }  # fmt: skip
 
 
@@ -109,7 +97,7 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    rows = read_rows(args.out)
     if args.table:
         print(table(rows))
         return
@@ -131,8 +119,7 @@ def main() -> None:
             if time.monotonic() - began > 60 * args.minutes:
                 return
             rows.append(run(*task, args.data))
-            with args.out.open("a") as f:
-                f.write(json.dumps(rows[-1]) + "\n")
+            add_row(args.out, rows[-1])
             print(f"{stage} {at}/{len(asked)}", *task, rows[-1]["val"], f"{rows[-1]['cpu_seconds']} s", flush=True)
     print(table(rows))
 

@@ -14,7 +14,6 @@ per relation. The features of `signal` and `other` nodes are these numbers in no
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -28,6 +27,7 @@ from torch_geometric.data import HeteroData
 import adahop
 from adahop.datasets.typed import make_typed
 from adahop.metrics import score
+from adahop_lab.rows import add_row, read_rows
 
 ARMS = {
     "all": ("graphsage", -1),
@@ -150,12 +150,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     out, began = Path(args.out), time.monotonic()
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    rows = read_rows(out)
     if args.table:
         print(table(rows))
         return
     done = {key(r) for r in rows}
-    with ProcessPoolExecutor(args.processes) as pool, open(out, "a") as f:
+    with ProcessPoolExecutor(args.processes) as pool:
         for stage in ("trials", "seeds"):
             asked = []
             for graph, model, arm in product(args.graphs, args.models.split(","), ARMS):
@@ -170,8 +170,7 @@ def main() -> None:
             for future in as_completed(waiting):
                 row = future.result()
                 rows.append(row)
-                f.write(json.dumps(row) + "\n")
-                f.flush()
+                add_row(out, row)
                 left = sum(not w.done() for w in waiting)
                 print(f"{stage}: {left} left, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
                 if time.monotonic() - began > args.seconds:

@@ -9,13 +9,12 @@ is measured is the sampler's noise alone.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from adahop_lab.rows import read_rows, run_tasks
 
 GRAPHS = {  # file: hidden, lr, epochs
     "ppi_rebuilt_labels": (256, 3e-3, 12),
@@ -52,7 +51,7 @@ PARTS: dict[str, tuple[str, str, dict[str, Any], str | None]] = {  # name: model
 FORMS = ("self-normalised", "paper", "softmax")  # of attention over a sample without a memory; the first elsewhere
 
 
-class Task(NamedTuple):
+class PartTask(NamedTuple):
     """One run: a graph, the parts by name, neighbours a layer, a seed."""
 
     graph: str
@@ -61,23 +60,23 @@ class Task(NamedTuple):
     seed: int
 
 
-def tasks() -> list[Task]:
+def tasks() -> list[PartTask]:
     """Seed by seed, so that what is there at any time is balanced."""
     out = []
     for seed in range(3):
         for graph in GRAPHS:
             for name, k in (("adahop", 2), ("graphsage", 10), ("tracked", 2), ("tracked", 5)):
-                out.append(Task(graph, name, k, seed))
-        out.append(Task("ppi_rebuilt_labels", "adahop", 10, seed))
+                out.append(PartTask(graph, name, k, seed))
+        out.append(PartTask("ppi_rebuilt_labels", "adahop", 10, seed))
         if seed == 0:
             for graph in ("ppi_rebuilt_labels", "amazon_computers", "tolokers"):
-                out += [Task(graph, f"adahop, {kind}", 2, seed) for kind in ("history", "snapshot")]
+                out += [PartTask(graph, f"adahop, {kind}", 2, seed) for kind in ("history", "snapshot")]
         for name in (n for n in PARTS if n.startswith("gat")):
-            out.append(Task("ppi_rebuilt_labels", name, -1 if "everyone" in name else 5, seed))
+            out.append(PartTask("ppi_rebuilt_labels", name, -1 if "everyone" in name else 5, seed))
     return out
 
 
-def run(task: Task, folder: str, device: str) -> dict[str, Any]:
+def run(task: PartTask, folder: str, device: str) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -125,11 +124,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    out = Path(args.out)
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {Task(*(r[f] for f in Task._fields)) for r in rows}
+    done = {PartTask(*(r[f] for f in PartTask._fields)) for r in read_rows(args.out)}
 
-    def wanted(t: Task) -> bool:
+    def wanted(t: PartTask) -> bool:
         text = f"{t.graph} {t.name} {t.k}"
         named = any(w in text for w in args.only.split(",")) if args.only else True
         left = any(w in text for w in args.leave.split(",")) if args.leave else False
@@ -137,16 +134,9 @@ def main() -> None:
 
     todo = [t for t in tasks() if wanted(t)]
     print(f"{len(done)} runs are there, {len(todo)} to do", flush=True)
-    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(run, t, args.data, args.device): t for t in todo}
-        for at, job in enumerate(as_completed(jobs), 1):
-            row = job.result()
-            with open(out, "a") as f:
-                f.write(json.dumps(row) + "\n")
-            seen = [
-                (x["layer"], round(x["over_uniform"] or 0, 4), round(x["over_oracle"] or 0, 3)) for x in row["layers"]
-            ]
-            print(f"{at}/{len(todo)}", *jobs[job], f"{row['test']:.4f} in {row['wall']:.0f} s", *seen, flush=True)
+    for at, (task, row) in enumerate(run_tasks(args.out, run, todo, args.jobs, args.data, args.device), 1):
+        seen = [(x["layer"], round(x["over_uniform"] or 0, 4), round(x["over_oracle"] or 0, 3)) for x in row["layers"]]
+        print(f"{at}/{len(todo)}", *task, f"{row['test']:.4f} in {row['wall']:.0f} s", *seen, flush=True)
 
 
 if __name__ == "__main__":

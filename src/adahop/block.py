@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adahop.ops import pointer, segment_of, spans
+from adahop.ops import Drawn, Numbered, Rows, pointer, segment_of, spans
 
 
 class Seeds(NamedTuple):
@@ -97,6 +97,15 @@ class Block(NamedTuple):
     def drawn(self) -> Tensor:
         """[M] whether chance had a part in the edge being here."""
         return self.prob < 1
+
+
+def as_block(rows: Rows, found: Numbered, drawn: Drawn) -> Block:
+    """The block of some rows from the places that were drawn, and what was looked up of them."""
+    ptr, pos, prob, scale = drawn
+    block = Block(found.n_id, rows.targets.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
+    if rows.ptr is None:
+        return block
+    return block._replace(ptr=ptr.index_select(0, rows.ptr), row=rows.row, row_ptr=ptr, relation=rows.relation)
 
 
 class Ungathered:

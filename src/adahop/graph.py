@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adahop.block import Block
+from adahop.block import Block, as_block
 from adahop.checks import (
     InputError,
     KindError,
@@ -30,7 +30,9 @@ from adahop.checks import (
     whole,
 )
 from adahop.ops import (
+    Drawn,
     Edges,
+    Numbered,
     Rows,
     large_pages,
     lower_bound,
@@ -381,6 +383,35 @@ class Graph:
         of = pos if span is None else span
         weight = torch.ones(pos.numel(), device=self.device) if self.weight is None else self.weight[of]
         return self.indices[of].long(), pos if self.eid is None else self.eid[of].long(), weight
+
+    def begin(self, nodes: Tensor | list[int] | slice) -> Tensor:
+        """Where the in-edges of some nodes begin in the CSR; those of a node past the last begin where all end."""
+        return self.indptr[nodes if self.types is None else self.types.ptr[nodes]]
+
+    def in_edges(self, nodes: Tensor | range, compact: bool = False) -> Block:
+        """All in-edges of some nodes, a row per relation and node where there are types; a range is read as one piece.
+
+        Sources keep the graph's ids, for values of all nodes; with `compact` they are numbered, and `n_id` has those
+        that occur.
+        """
+        piece, span = isinstance(nodes, range), None
+        if isinstance(nodes, range):
+            low, high = nodes.start, nodes.stop
+            nodes = torch.arange(low, high, device=self.device)
+            span = slice(*self.begin([low, high]).tolist()) if self.ends is None else None
+        rows = self.rows(nodes)
+        start = self.indptr[rows.row]
+        ptr = pointer(self.last[rows.row] - start)
+        row = segment_of(ptr, int(ptr[-1]))
+        pos = torch.arange(row.numel(), device=self.device)
+        pos = pos + (start - ptr[:-1])[row] if span is None else pos + span.start
+        src, e_id, weight = self.at(pos, span)
+        n_id = torch.arange(self.num_nodes, device=self.device) if piece else nodes
+        if compact:
+            n_id, src = src.unique(return_inverse=True)
+        found = Numbered(n_id, torch.stack([src, row if rows.target is None else rows.target[row]]), e_id, weight)
+        one = torch.ones(pos.numel(), device=self.device)
+        return self.described(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
 
     def of_relation(self, relation: int) -> Graph:
         """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""

@@ -86,15 +86,6 @@ def checked_features(found: Tensor | None, width: int) -> Tensor:
     return found
 
 
-def all_neighbours(graph: Graph, nodes: Tensor) -> Block:
-    """All in-edges of some nodes, as a block whose sources are the graph's own ids."""
-    many = graph.indptr[nodes + 1] - graph.indptr[nodes]
-    row, pos = ops.spans(graph.indptr[nodes], many)
-    one, (src, e_id, weight) = torch.ones(pos.numel(), device=nodes.device), graph.at(pos)
-    ptr = torch.cat([many.new_zeros(1), many.cumsum(0)])
-    return graph.described(Block(nodes, nodes.numel(), torch.stack([src, row]), e_id, weight, one, one, ptr, pos))
-
-
 # --- the sum ---------------------------------------------------------------------------------------------------------
 
 
@@ -446,12 +437,9 @@ class ExactAttention(OnGraph, Sum):
         block: Block,
         rest: Tensor | None = None,
     ) -> Tensor:
-        every = all_neighbours(self.graph, self.rows(block))
-        whole = Values(self.x, values.encoder)
+        every, whole = self.graph.in_edges(self.rows(block), compact=values.share > 0), Values(self.x, values.encoder)
         if values.share:  # every neighbour is read: each once, dropped
-            ids, place = every.src.unique(return_inverse=True)
-            every = every._replace(edge_index=torch.stack([place, every.dst]))
-            whole = Values(self.x[ids], values.encoder, values.share)
+            whole = Values(self.x[every.n_id], values.encoder, values.share)
         ends = conv.ends(whole, own, every)
         coef = attention(conv.scored(ends, every), every, "softmax")
         sums = whole.summed(every, coef)
@@ -484,15 +472,16 @@ class Variate(OnGraph, Sum):
     """
 
     parted = True
+    sums_up = False  # whether a snapshot keeps the sum of H over every node's neighbours, too
     noise: Tensor
 
     def __init__(
         self,
         graph: Graph,
         width: int,
-        kind: str,
-        dtype: torch.dtype,
-        noise: float,
+        kind: str = "history",
+        dtype: torch.dtype = torch.float32,
+        noise: float = 0.0,
         storage: Storage = MEMORY,
         nodes: int | None = None,
     ):
@@ -501,6 +490,9 @@ class Variate(OnGraph, Sum):
         self.history = History(graph.num_nodes if nodes is None else nodes, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
+        kept = self.sums_up and kind == "snapshot"
+        self.sums = History(graph.num_nodes, width, dtype, storage) if kept else None
+        self.waiting: tuple[Tensor, Tensor] | None = None  # rows for the history, see `settle`
 
     @property
     def dial(self) -> Tensor:
@@ -552,6 +544,12 @@ class Variate(OnGraph, Sum):
     def take(self, h: Tensor, conv: Conv) -> None:
         self.history.value.copy_(h)
 
+    def settle(self) -> None:
+        """Write what the last step saw: only now, as its backward pass still read the old rows."""
+        if self.waiting is not None:
+            self.history.push(*self.waiting)
+            self.waiting = None
+
     def _remembered(self) -> dict[str, Tensor]:
         return {**super()._remembered(), "noise": self.noise}
 
@@ -564,18 +562,7 @@ class ControlVariate(Variate):
     its sums date from the last pass over the whole graph, and the second sum is one row.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        width: int,
-        kind: str = "history",
-        dtype: torch.dtype = torch.float32,
-        noise: float = 0.0,
-        storage: Storage = MEMORY,
-        nodes: int | None = None,
-    ):
-        super().__init__(graph, width, kind, dtype, noise, storage, nodes)
-        self.sums = History(graph.num_nodes, width, dtype, storage) if kind == "snapshot" else None
+    sums_up = True
 
     def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
         nodes, h = self.rows(block), values.rows()
@@ -621,24 +608,11 @@ class AttentionVariate(Variate):
 
     shaped = False
 
-    def __init__(
-        self,
-        graph: Graph,
-        width: int,
-        kind: str = "history",
-        dtype: torch.dtype = torch.float32,
-        noise: float = 0.0,
-        storage: Storage = MEMORY,
-        nodes: int | None = None,
-    ):
-        super().__init__(graph, width, kind, dtype, noise, storage, nodes)
-        self.waiting: tuple[Tensor, Tensor] | None = None
-
     def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Formed:
         self.settle()
-        every = all_neighbours(self.graph, self.rows(block))
+        every = self.graph.in_edges(self.rows(block))
         h, old = values.rows(), self.history.pull(block.n_id)
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, conv.source(Values(self.history.value.float()), every)[0])
@@ -658,12 +632,6 @@ class AttentionVariate(Variate):
         whole, new, gone = (conv.scored(e, b) for e, b in ((then, every), (ends, block), (stale, block)))
         return corrected(whole, new, gone, every, block, self.trust)
 
-    def settle(self) -> None:
-        """Write what the last step saw: only now, as its backward pass still read the old rows."""
-        if self.waiting is not None:
-            self.history.push(*self.waiting)
-            self.waiting = None
-
 
 class AttentionScores(AttentionVariate):
     """The normaliser over all neighbours from t alone, a few numbers per node; values from the sample alone.
@@ -678,7 +646,7 @@ class AttentionScores(AttentionVariate):
     def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Formed:
-        every = all_neighbours(self.graph, self.rows(block))
+        every = self.graph.in_edges(self.rows(block))
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, self.history.value)
         stale = ends._replace(t=self.history.pull(block.n_id), by_edge=False)
@@ -711,33 +679,47 @@ def dial(noise: float | Sequence[float], layers: int) -> list[float]:
 
 def build(
     estimator: str,
+    widths: Sequence[int],
+    noise: float | Sequence[float],
+    exact: Callable[[], Sum | None],
+    variate: Callable[[int, str, float], Sum],
+) -> nn.ModuleDict:
+    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs.
+
+    `exact()` makes the first layer's, or None where it has none; `variate(width, kind, noise)` that of another layer.
+    """
+    *parts, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
+    each, memories = dial(noise, len(widths)), {}
+    if "exact" in (*parts, kind) and (first := exact()) is not None:
+        memories["0"] = first
+    if controlled(kind):
+        for layer in range(len(memories), len(widths)):
+            memories[str(layer)] = variate(widths[layer], kind, each[layer])
+    return nn.ModuleDict(memories)
+
+
+def sum_of_all(conv: Conv, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False) -> Sum:
+    """The exact first layer of such a convolution; `drops`: the model drops inputs in training."""
+    return ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage, drops)
+
+
+def sum_with_variate(
     conv: Conv,
     graph: Graph,
-    x: Tensor,
-    widths: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    noise: float | Sequence[float] = 0.0,
+    width: int,
+    kind: str,
+    dtype: torch.dtype,
+    noise: float,
     storage: Storage = MEMORY,
-    drops: bool = False,
-) -> nn.ModuleDict:
-    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs, all like `conv`.
-
-    `drops`: the model drops inputs in training.
-    """
-    parts = one_of(estimator, ESTIMATORS, "estimator").split("+")
-    each = dial(noise, len(widths))
-    if "scores" in parts and not conv.attends:
-        raise InputError(f"`estimator` must not remember scores for a model without attention, got {estimator}")
-    memories: dict[str, Sum] = {}
-    if "exact" in parts:
-        memories["0"] = ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage, drops)
-    for layer, width in list(enumerate(widths))[len(memories) :]:
-        if parts[-1] == "scores":
-            memories[str(layer)] = AttentionScores(graph, cast(Attention, conv).ends_width, each[layer], storage)
-        elif parts[-1] in ("history", "snapshot"):
-            kind = AttentionVariate if conv.attends else ControlVariate
-            memories[str(layer)] = kind(graph, width, parts[-1], dtype, each[layer], storage)
-    return nn.ModuleDict(memories).to(x.device)
+    nodes: int | None = None,
+) -> Variate:
+    """A sum with a memory of this kind for such a convolution."""
+    if kind == "scores":
+        if not conv.attends:
+            raise InputError("`estimator` must not remember scores for a model without attention, got scores")
+        return AttentionScores(graph, cast(Attention, conv).ends_width, noise, storage)
+    made = AttentionVariate if conv.attends else ControlVariate
+    return made(graph, width, kind, dtype, noise, storage, nodes)
 
 
 def edge_sums(graph: Graph, rows: Tensor) -> Tensor | None:

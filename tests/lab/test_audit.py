@@ -9,7 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 
 from adahop_lab import audit
-from adahop_lab.audit import NOT_TRIED, Bias, Case, Result, cases, page, typed_cases
+from adahop_lab.audit import NOT_TRIED, Bias, Case, LayerResult, cases, page, typed_cases
 
 CASES = {case.name: case for case in cases()}
 FEW = (
@@ -63,7 +63,7 @@ def test_every_layer_of_pyg_is_tried_or_named():
 
 
 GOOD = Bias(0.1, 0.0, 0.2)
-RESULT = Result("GCNConv", "sum", True, False, 1e-7, 2e-7, 0.5, GOOD, GOOD, Bias(0.2, 0.1, 0.3))
+RESULT = LayerResult("GCNConv", "sum", True, False, 1e-7, 2e-7, 0.5, GOOD, GOOD, Bias(0.2, 0.1, 0.3))
 
 
 @pytest.mark.parametrize(

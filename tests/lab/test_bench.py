@@ -277,14 +277,14 @@ def test_dgl_trains_the_same_model():
         pytest.skip(str(e))
     from adahop import models
     from adahop_lab.bench.dgl_epoch import DGLTraining
-    from adahop_lab.bench.epoch import Plan
+    from adahop_lab.bench.epoch import EpochBench
 
     data = load("synthetic:300,3000,8,3")
     ours_ = models.make("gcn", 8, 16, 3, arch="residual")
     seeds = torch.arange(50)
     graph = data.graph.normalized(*ours_.graph)
     want = ours_.inference(graph, data.x)[:50]
-    theirs = DGLTraining(data, Plan("", sizes=(-1, -1), arch="residual", hidden=16), "sum-first")
+    theirs = DGLTraining(data, EpochBench("", sizes=(-1, -1), arch="residual", hidden=16), "sum-first")
     for name in ("encoder", "decoder"):
         getattr(theirs.net, name).load_state_dict(getattr(ours_, name).state_dict())
     for mine, conv in zip(ours_.convs, theirs.net.convs, strict=True):

@@ -142,7 +142,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, flags, words):
 
 def test_a_terminal_sees_a_live_table():
     configs = {name: Config(method=name) for name in ("bs", "graphsage")}
-    board = command.Board("toy", "accuracy", configs, {}, 2)
+    board = command.Scoreboard("toy", "accuracy", configs, {}, 2)
     board.done["bs"].append(Result(0, 0.5, 0.6, 1, 1, 5, 1.5))
     board.now["graphsage"] = "seed 0 · epoch 3 · val 0.4000"
     screen = Console(file=io.StringIO(), width=120)

@@ -25,7 +25,7 @@ from adahop_lab.experiments.measure import MEASURES
 from adahop_lab.experiments.outcome import outcomes
 from adahop_lab.experiments.plan import Job
 from adahop_lab.experiments.regret import CONSTANT, regret
-from adahop_lab.experiments.schedule import Board
+from adahop_lab.experiments.schedule import Progress
 from adahop_lab.experiments.store import Store
 from adahop_lab.experiments.work import Piece
 
@@ -378,7 +378,7 @@ def test_the_board_counts(tmp_path):
         cell = Cell("table2", dataset, row, row, {})
         jobs.append(Job(cell, list(range(left)), False, waiting=[Piece(cell, seed) for seed in range(left)]))
     jobs.append(Job(Cell("table2", "reddit", "d", "d", {}), [0, 1], False, reason="the data is not here"))
-    board = Board(jobs, workers=2)
+    board = Progress(jobs, workers=2)
     assert board.line() == "1 cells done, 0 running, 2 left"
     piece = jobs[1].waiting.pop()
     jobs[1].out, board.running[id(piece)] = 1, (jobs[1], piece, 0.0)

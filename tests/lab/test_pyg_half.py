@@ -18,10 +18,12 @@ sys.modules["pyg_half"] = half
 spec.loader.exec_module(half)
 
 
-@pytest.mark.parametrize("script", half.SCRIPTS)
+NODES = (PATH.parent / "pyg" / "nodes.py").read_text()
+
+
 @pytest.mark.parametrize("way", half.WAYS)
-def test_at_most_three_lines_change(script, way):
-    before = (PATH.parent / "pyg" / f"{script}.py").read_text()
+def test_at_most_three_lines_change(way):
+    before = NODES
     after = half.converted(before, way)
     changed = [d for d in difflib.ndiff(before.splitlines(), after.splitlines()) if d.startswith("+ ")]
     assert len(changed) == (2 if way == "pyg" else 3) and "scale_messages" not in before
@@ -31,8 +33,10 @@ def test_at_most_three_lines_change(script, way):
 @pytest.mark.parametrize("script", half.SCRIPTS)
 @pytest.mark.filterwarnings("error:.*ignores the scale")
 def test_a_converted_script_trains(script, monkeypatch, capsys):
-    code = half.converted((PATH.parent / "pyg" / f"{script}.py").read_text(), "adahop")
-    monkeypatch.setattr(sys, "argv", [script, "--epochs", "3", "--neighbors", "3", "--dropout", "0.1"])
+    code = half.converted(NODES, "adahop")
+    monkeypatch.setattr(
+        sys, "argv", ["nodes", "--conv", script, "--epochs", "3", "--neighbors", "3", "--dropout", "0.1"]
+    )
     with torch.random.fork_rng(devices=[]):
         exec(compile(code, script, "exec"), {"__name__": "__main__"})
     tests = re.findall(r"test ([\d.]+)", capsys.readouterr().out)

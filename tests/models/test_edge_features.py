@@ -117,7 +117,7 @@ def test_hgt_reads_them_in_its_scores():
     model = build("hgt", data, layers=1, heads=2)
     conv = model.convs[0]
     graph = data.graph.normalized(*model.graph)
-    block = models.typed.typed_block(graph, 0, graph.num_nodes)
+    block = graph.in_edges(range(graph.num_nodes))
     h = encoded(model, data)
     with_them, maps = conv.said(h, conv.asked(h, block), block).score, conv.of_edges
     conv.of_edges = torch.nn.ModuleDict()

@@ -15,7 +15,7 @@ from adahop.history import History
 from adahop.methods import make
 from adahop.policies import Tracked
 from adahop.samplers import NeighborSampler
-from adahop.sum import AttentionVariate, ControlVariate, ExactSum, build, full_sums
+from adahop.sum import AttentionVariate, ControlVariate, ExactSum, full_sums
 from adahop.watcher import watch
 from conftest import full_sum, messy_graph, star
 
@@ -212,16 +212,21 @@ def test_the_dial_is_state_and_a_state_without_it_is_read():
     assert float(other.noise) == 0.25
 
 
+def memories(estimator, layers=2, **options):
+    model = models.make("gcn", 6, 8, 3, layers=layers, arch="plain")
+    model.remember(estimator, normed(), X, **options)
+    return model.memories
+
+
 def test_noise_is_checked():
-    g, conv = normed(), models.GCNConv(6, 8)
     for bad in (-0.1, 1.1, "much"):
         with pytest.raises(InputError, match="`noise` must be"):
-            build("history", conv, g, X, [6, 8], noise=bad)
+            memories("history", noise=bad)
     with pytest.raises(InputError, match="`noise` must be a number or one per layer, 2 in all, got 3"):
-        build("history", conv, g, X, [6, 8], noise=(0.0, 0.0, 0.0))
+        memories("history", noise=(0.0, 0.0, 0.0))
     with pytest.raises(InputError, match="`noise` must be a number or one per layer, 2 in all, got 1"):
         Config(noise=(0.5,))
-    made = build("exact+history", conv, g, X, [6, 8], noise=(0.0, 0.5))
+    made = memories("exact+history", noise=(0.0, 0.5))
     assert float(made["1"].noise) == 0.5 and Config(noise=[0.0, 0.5]).noise == (0.0, 0.5)
 
 
@@ -265,11 +270,10 @@ def test_what_a_pass_over_the_graph_renews(kind):
 
 
 def test_names_of_estimators():
-    g, conv = normed(), models.GCNConv(6, 8)
     with pytest.raises(InputError, match="`estimator`"):
-        build("nonsense", conv, g, X, [6, 8], torch.float32)
-    assert not build("plain", conv, g, X, [6, 8], torch.float32)
-    both = build("exact+history", conv, g, X, [6, 8, 8], torch.float16)
+        memories("nonsense")
+    assert not memories("plain")
+    both = memories("exact+history", layers=3, dtype=torch.float16)
     assert [type(m).__name__ for m in both.values()] == ["ExactSum", "ControlVariate", "ControlVariate"]
     assert both["1"].history.value.shape == (60, 8) and both["1"].history.value.dtype == torch.float16
 

@@ -11,7 +11,7 @@ import torch_geometric.nn as pyg
 from adahop import models
 from adahop.checks import InputError
 from adahop.graph import Graph
-from adahop.models.whole import full_block, node_chunks
+from adahop.ops import ranges
 from adahop.samplers import NeighborSampler
 from conftest import messy_graph
 
@@ -156,12 +156,12 @@ def test_gatv2_against_pyg(heads):
 def test_chunks_cover_every_node_once():
     g = messy_graph()
     for edges in (1, 10, 100, 10**6):
-        cuts = node_chunks(g, edges)
+        cuts = ranges(g.indptr, edges)
         assert [b for _, b in cuts[:-1]] == [a for a, _ in cuts[1:]] and cuts[0][0] == 0 and cuts[-1][1] == 60
         biggest = int(g.degree().max()) + 1
         for a, b in cuts:
             assert int(g.indptr[b] - g.indptr[a]) + b - a <= edges + biggest
-    block = full_block(g, 3, 9)
+    block = g.in_edges(range(3, 9))
     assert block.num_dst == 6 and torch.equal(block.n_id[block.src], g.indices[g.indptr[3] : g.indptr[9]].long())
     assert torch.equal(g.edge_index()[0, block.e_id], block.src)
 

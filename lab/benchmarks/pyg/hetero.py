@@ -27,7 +27,7 @@ for store in data.node_stores:
     store.n_id = torch.arange(store.num_nodes)
 
 
-class GNN(torch.nn.Module):
+class HeteroSAGE(torch.nn.Module):
     def __init__(self, hidden, outputs):
         super().__init__()
         self.conv1 = SAGEConv((-1, -1), hidden)
@@ -38,7 +38,7 @@ class GNN(torch.nn.Module):
         return self.conv2(self.drop(self.conv1(x, edge_index).relu()), edge_index)
 
 
-class Net(torch.nn.Module):
+class HeteroNet(torch.nn.Module):
     """Features as they are; types without have a learnt row per node, as a linear layer over one-hot features has."""
 
     def __init__(self):
@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
         self.rows = torch.nn.ModuleDict({t: torch.nn.Embedding(data[t].num_nodes, args.hidden) for t in bare})
         for rows in self.rows.values():
             torch.nn.init.uniform_(rows.weight, -(len(rows.weight) ** -0.5), len(rows.weight) ** -0.5)
-        self.gnn = to_hetero(GNN(args.hidden, data.classes), data.metadata(), aggr="sum")
+        self.gnn = to_hetero(HeteroSAGE(args.hidden, data.classes), data.metadata(), aggr="sum")
 
     def forward(self, batch):
         x = {t: self.rows[t](batch[t].n_id) if t in self.rows else batch[t].x for t in batch.node_types}
@@ -55,7 +55,7 @@ class Net(torch.nn.Module):
 
 
 torch.manual_seed(args.seed)
-model = Net()
+model = HeteroNet()
 with torch.no_grad():
     model(data)  # lazy layers get their shapes
 loader = NeighborLoader(data, [args.neighbors] * 2, (kind, own.train_mask), batch_size=args.batch_size, shuffle=True)

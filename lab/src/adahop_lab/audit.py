@@ -433,7 +433,7 @@ class Bias(NamedTuple):
 NONE = Bias(0.0, 0.0, 0.0)  # not looked at
 
 
-class Result(NamedTuple):
+class LayerResult(NamedTuple):
     """Relative distances: with every neighbour from the reference, with three between means and the whole graph."""
 
     name: str
@@ -468,7 +468,7 @@ class Result(NamedTuple):
         return not self.breaches
 
 
-def audit(case: Case, batches: int = BATCHES) -> Result:
+def audit(case: Case, batches: int = BATCHES) -> LayerResult:
     found = exactly(case)
     with torch.no_grad():
         model = _made(case)
@@ -479,7 +479,7 @@ def audit(case: Case, batches: int = BATCHES) -> Result:
 
 
 @torch.no_grad()
-def exactly(case: Case) -> Result:
+def exactly(case: Case) -> LayerResult:
     """With every neighbour alone."""
     data, model = case.graph(), _made(case)
     _move(model)
@@ -496,7 +496,7 @@ def exactly(case: Case) -> Result:
     said = {"left as it is" if alone else str(reading) for (_, reading), alone in zip(layers, left, strict=True)}
     mixed = any(left) and not all(left)
     reference = theirs if all(left) or case.of_batch else whole
-    return Result(
+    return LayerResult(
         case.name, ", ".join(sorted(said)), not all(left), any(reading.estimated for _, reading in layers),
         _layer_by_layer(case, data, model, plain) if mixed else _far(ours, reference),
         _snapshot(case, data, None if mixed else whole if case.of_batch else reference), _far(theirs, whole),
@@ -633,7 +633,7 @@ def _far(one: Tensor, two: Tensor) -> float:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def table(results: list[Result]) -> str:
+def table(results: list[LayerResult]) -> str:
     def number(v: float) -> str:
         return "0" if v == 0 else f"{v:.0e}" if v < 1e-3 else f"{v:.2f}"
 
@@ -697,20 +697,20 @@ goes into each type, it must equal the whole graph. Bounds hold together within 
 {table}"""
 
 
-def typed_page(results: list[Result], batches: int) -> str:
+def typed_page(results: list[LayerResult], batches: int) -> str:
     return TYPED.format(
         batches=batches, many=len(results), kept=_kept(results), share=sum(r.scaled for r in results),
         table=table(results),
     )  # fmt: skip
 
 
-def _kept(results: list[Result]) -> str:
+def _kept(results: list[LayerResult]) -> str:
     broken = [r for r in results if not r.holds]
     return "All do what is promised." if not broken else "Promises not kept: " + "; ".join(
         f"`{r.name}` ({', '.join(r.breaches)})" for r in broken) + "."  # fmt: skip
 
 
-def page(results: list[Result], batches: int) -> str:
+def page(results: list[LayerResult], batches: int) -> str:
     kept = _kept(results)
     others = ", ".join(f"`{name}` ({why})" for name, why in NOT_TRIED.items())
     return PAGE.format(

@@ -18,8 +18,8 @@ from adahop.run import Result
 from adahop.seams import NodeData
 from adahop.train import fit
 from adahop_lab import stale
+from adahop_lab.rows import Row, add_row
 
-Row = dict[str, Any]
 GRID = tuple({"lr": lr, "dropout": share} for lr, share in product((0.001, 0.003, 0.01), (0.0, 0.5)))
 TUNING = (1000, 1001)  # seeds of the choice by validation; no run that counts has them
 MOST = 400  # epochs of a candidate whose epoch is one step
@@ -43,7 +43,7 @@ TRAINERS = {"fit": _fit, **{kind: _stale(kind) for kind in stale.KINDS}}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MethodChoice:
     """A method with `k` neighbours per layer, and who trains it: `fit`, or a baseline of the lab."""
 
     name: str
@@ -64,21 +64,21 @@ class Candidate:
 CANDIDATES = {
     c.name: c
     for c in (
-        Candidate("adahop, k = 2", "adahop", 2),
-        Candidate("adahop, k = 5", "adahop", 5),
-        Candidate("uniform, k = 2", "graphsage", 2),
-        Candidate("uniform, k = 10", "graphsage", 10),
-        Candidate("labor, k = 10", "labor", 10),
-        Candidate("full batch", "rns", options={"parts": 1}, one_step=True),
-        Candidate("DropEdge", "dropedge", one_step=True),
-        Candidate("RNS", "rns"),
-        Candidate("GAS", "graphsage", trainer="gas"),
-        Candidate("LMC", "graphsage", trainer="lmc"),
+        MethodChoice("adahop, k = 2", "adahop", 2),
+        MethodChoice("adahop, k = 5", "adahop", 5),
+        MethodChoice("uniform, k = 2", "graphsage", 2),
+        MethodChoice("uniform, k = 10", "graphsage", 10),
+        MethodChoice("labor, k = 10", "labor", 10),
+        MethodChoice("full batch", "rns", options={"parts": 1}, one_step=True),
+        MethodChoice("DropEdge", "dropedge", one_step=True),
+        MethodChoice("RNS", "rns"),
+        MethodChoice("GAS", "graphsage", trainer="gas"),
+        MethodChoice("LMC", "graphsage", trainer="lmc"),
     )
 }
 
 
-def chosen(names: str | None) -> list[Candidate]:
+def chosen(names: str | None) -> list[MethodChoice]:
     """Some of the candidates by their names with semicolons between; all without names."""
     wanted = list(CANDIDATES) if names is None else [name.strip() for name in names.split(";") if name.strip()]
     unknown = [name for name in wanted if name not in CANDIDATES]
@@ -127,15 +127,16 @@ class Lines:
         key = self.key(named)
         if key not in self.rows:
             self.rows[key] = {**named, **make()}
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self.rows[key]) + "\n")
+            add_row(self.path, self.rows[key])
         return self.rows[key]
 
 
 NAMES = ("dataset", "candidate", "lr", "dropout", "seed", "epochs", "hidden", "batch_size", "layers", "device")
 
 
-def train(lines: Lines, dataset: str, data: NodeData, candidate: Candidate, base: Config, point: Row, seed: int) -> Row:
+def train(
+    lines: Lines, dataset: str, data: NodeData, candidate: MethodChoice, base: Config, point: Row, seed: int
+) -> Row:
     """One run, or what is kept of it."""
     config = candidate.config(base, data, **point)
     named: Row = {"dataset": dataset, "candidate": candidate.name, **point, "seed": seed, "layers": len(base.sizes)}
@@ -152,7 +153,7 @@ def train(lines: Lines, dataset: str, data: NodeData, candidate: Candidate, base
 
 
 def tuned(
-    lines: Lines, dataset: str, data: NodeData, candidate: Candidate, base: Config, seeds: Iterable[int] = TUNING
+    lines: Lines, dataset: str, data: NodeData, candidate: MethodChoice, base: Config, seeds: Iterable[int] = TUNING
 ) -> Row:
     """The point of the grid with the best mean validation score; of equals, the first."""
     tries = list(seeds)

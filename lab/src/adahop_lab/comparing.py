@@ -50,7 +50,7 @@ def start(
     )
     for reason in skipped.values():
         console.print(f"skipped: {reason}", highlight=False, markup=False)
-    board = Board(dataset, data.metric, configs, skipped, len(seeds))
+    board = Scoreboard(dataset, data.metric, configs, skipped, len(seeds))
     run_all(data, board, seeds, records)
     summary = board.summary()
     if not summary["methods"]:
@@ -96,7 +96,7 @@ def plan(
     return configs, skipped
 
 
-class Board:
+class Scoreboard:
     """What is known so far, a row a method: results that came, runs that failed, the epoch that is on."""
 
     def __init__(self, dataset: str, metric: str, configs: dict[str, Config], skipped: dict[str, str], runs: int):
@@ -127,7 +127,7 @@ class Board:
         }  # fmt: skip
 
 
-def run_all(data: Any, board: Board, seeds: range, records: Records) -> None:
+def run_all(data: Any, board: Scoreboard, seeds: range, records: Records) -> None:
     """Every method with every seed, a seed at a time, so that what is there early can be compared.
 
     A run that fails is noted and the others go on; what is known is on disk after each.
@@ -144,7 +144,7 @@ def run_all(data: Any, board: Board, seeds: range, records: Records) -> None:
                     print(line, file=sys.stderr, flush=True)
 
 
-def run_one(data: Any, board: Board, name: str, seed: int, records: Records) -> str:
+def run_one(data: Any, board: Scoreboard, name: str, seed: int, records: Records) -> str:
     """Fit once; a sentence on how it went."""
 
     def note(row: dict[str, float]) -> None:

@@ -29,13 +29,12 @@ from adahop.ops import induced, random
 from adahop.run import Result, assemble
 from adahop.samplers.partition import partition
 from adahop.seams import NodeData
-from adahop.sum import all_neighbours
 from adahop.train import evaluate
 
 KINDS = ("gas", "lmc")
 
 
-class Part(NamedTuple):
+class NodePart(NamedTuple):
     """Some nodes and their neighbours outside: all edges into the nodes, and those into the neighbours."""
 
     inner: Block
@@ -47,16 +46,16 @@ class Part(NamedTuple):
         return self.inner.n_id[self.inner.num_dst :]
 
 
-def part_of(graph: Graph, nodes: Tensor, scratch: Tensor, reverse: Graph | None = None) -> Part:
+def part_of(graph: Graph, nodes: Tensor, scratch: Tensor, reverse: Graph | None = None) -> NodePart:
     """Outside are those that the nodes hear from and, with the `reverse` graph, those that hear from them.
 
     `scratch` [N] int32 holds -1 throughout.
     """
-    near = torch.cat([all_neighbours(g, nodes).src for g in (graph, reverse) if g is not None]).unique()
+    near = torch.cat([g.in_edges(nodes).src for g in (graph, reverse) if g is not None]).unique()
     outside = near[~torch.isin(near, nodes)]
     n_id = torch.cat([nodes, outside])
     inner, outer = (_edges(graph, n_id, rows, scratch) for rows in (nodes, outside))
-    return Part(inner, outer, outer.ptr.diff() / graph.indptr.diff()[outside].clamp(min=1))
+    return NodePart(inner, outer, outer.ptr.diff() / graph.indptr.diff()[outside].clamp(min=1))
 
 
 def _edges(graph: Graph, n_id: Tensor, rows: Tensor, scratch: Tensor) -> Block:
@@ -132,13 +131,13 @@ class Stale:
         weight = self.data.train_mask[nodes].float() / self.data.train_mask.sum()
         return criterion(out, self.data.y[nodes], weight)
 
-    def pull(self, history: History, part: Part) -> Tensor:
+    def pull(self, history: History, part: NodePart) -> Tensor:
         """Rows of the nodes outside."""
         old = history.pull(part.outside)
         self.read += old.nbytes
         return old
 
-    def filled(self, layer: int, h: Tensor, new: Tensor | None, part: Part) -> Tensor:
+    def filled(self, layer: int, h: Tensor, new: Tensor | None, part: NodePart) -> Tensor:
         """A layer's input: of the part's nodes as it is, of those outside as it was."""
         old = self.pull(self.inputs[layer], part)
         if self.beta and new is not None:

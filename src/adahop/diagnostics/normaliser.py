@@ -16,7 +16,6 @@ from adahop.messages import Ends, Messages
 from adahop.models import GAT, GATConv
 from adahop.ops import segment_max, segment_sum
 from adahop.samplers import Sampler
-from adahop.sum import all_neighbours
 from adahop.watcher import listen
 
 
@@ -69,7 +68,7 @@ def _square(model: GAT, layer: int, h: Tensor, block: Block, graph: Graph) -> fl
     coef = said[0].coef
     u, v = conv.directions()
     s, t = own @ u.t(), h @ v.t()
-    edges = all_neighbours(graph, block.n_id[:n])
+    edges = graph.in_edges(block.n_id[:n])
     every = conv.scored(Ends(s, t), edges)
     top = segment_max(every, edges.dst, n)
     true = segment_sum((every - top[edges.dst]).exp(), edges.dst, n).log() + top

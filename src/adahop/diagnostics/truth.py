@@ -29,8 +29,7 @@ class Truth:
         if nodes.numel() == 0:
             raise InputError("`nodes` must name at least one node, got none")
         self.graph, self.nodes, t = graph, nodes, graph.types
-        ends = graph.indptr if t is None else graph.indptr[t.ptr]
-        row, self.pos = spans(ends[nodes], ends[nodes + 1] - ends[nodes])
+        row, self.pos = spans(graph.begin(nodes), graph.begin(nodes + 1) - graph.begin(nodes))
         self.true = graph.indices[self.pos].long() != nodes[row]
         kind = torch.zeros_like(nodes) if t is None else t.type_of(nodes)
         many = torch.bincount(kind, minlength=1 if t is None else len(t.nodes)).tolist()

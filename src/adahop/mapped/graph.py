@@ -6,8 +6,6 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch import Tensor
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.mapped.folder import MANIFEST, Folder, cache, manifest, read
-from adahop.ops import ask_for, in_file, no_more_than_asked
+from adahop.ops import ask_for, in_file, no_more_than_asked, ranges
 from adahop.typed import EdgeFeatures
 
 ARRAYS = ("indptr", "indices", "weight", "eid", "first")
@@ -91,14 +89,6 @@ class MappedGraph(Graph):
         return cache("normalized", f"{self.name}-{part}")
 
 
-def ranges(indptr: Tensor, edges: int = EDGES) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes with about so many in-edges each."""
-    n = indptr.numel() - 1
-    marks = torch.arange(0, int(indptr[-1]) + n + edges, edges)
-    cuts = torch.searchsorted(indptr + torch.arange(n + 1), marks).clamp(max=n).unique().tolist()
-    yield from pairwise(sorted({0, n, *cuts}))
-
-
 def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
     n, m = g.num_nodes, g.num_edges + (g.num_nodes if loops else 0)
     with Folder(home, {"of": g.name}) as folder:
@@ -113,10 +103,10 @@ def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
             out["eid"] = folder.array("eid", np.int32 if m < 2**31 else np.int64, (m,))
         total = torch.zeros(n, dtype=torch.double)
         if kind == "sym":  # a first pass: the other end's sum is needed before its turn
-            for a, b in ranges(g.indptr):
+            for a, b in ranges(g.indptr, EDGES):
                 total[a:b] = _piece(g, a, b, loops).total()
             total = total.rsqrt().masked_fill(total == 0, 0.0)
-        for a, b in ranges(g.indptr):
+        for a, b in ranges(g.indptr, EDGES):
             _piece(g, a, b, loops).write(out, kind, total)
 
 

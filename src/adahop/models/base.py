@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
-from adahop.checks import between, count, one_of, room_for
+from adahop.checks import InputError, between, count, of_kind, one_of, room_for
 from adahop.features import TableValues, Values
 from adahop.graph import Graph
-from adahop.models.whole import Filled, check_whole, full_block, in_pieces, node_chunks
+from adahop.models.whole import Filled, in_pieces
+from adahop.ops import ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build, dial
+from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build, dial, sum_of_all, sum_with_variate
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -176,15 +177,38 @@ class GNN(nn.Module):
         """
         self.storage = storage
         if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
-            check_whole(graph, x)
+            self.check(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
+            views = self.views(graph)
             self.memories = build(
-                estimator, self.layers()[0], graph, x, self.widths, dtype, noise, storage, bool(self.dropout)
-            )
+                estimator, self.widths, noise, lambda: self.exact(views, x),
+                lambda width, kind, level: self.variate(views, width, kind, level, dtype),
+            ).to(graph.device)  # fmt: skip
         if any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
             self.inference(graph, x, renew="all", until=last)
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+
+    def check(self, graph: Graph, x: Tensor, edges: int = 0, parts: Parts | None = None) -> None:
+        """A graph, and a row of features for each of its nodes."""
+        count(edges, 0, "edges")
+        of_kind(graph, Graph, "graph")
+        if parts is None and (
+            of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point()
+        ):
+            raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
+
+    def views(self, graph: Graph) -> list[Graph]:
+        """The graph as its memories read it: whole, or the edges of each relation."""
+        return [graph]
+
+    def exact(self, views: list[Graph], x: Tensor) -> Sum | None:
+        """The first layer's sum over all neighbours; None where the model has none."""
+        return sum_of_all(self.layers()[0], views[0], x, self.storage, self.dropout > 0)
+
+    def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
+        """A layer's sum with a memory of its inputs."""
+        return sum_with_variate(self.layers()[0], views[0], width, kind, dtype, noise, self.storage)
 
     def set_noise(self, noise: float | Sequence[float]) -> None:
         """Turn the dials of all control variates: one number for all layers, or one each."""
@@ -235,17 +259,14 @@ class GNN(nn.Module):
         too). `parts`, where there are several processes, names the `rows` of this one and makes the `whole` h that they
         need from everyone's. With `until` the pass ends at that layer and returns its inputs.
         """
-        if parts is None:
-            check_whole(graph, x, edges)
+        self.check(graph, x, edges, parts)
         was, _ = self.training, self.eval()
         try:
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
-            cuts = node_chunks(graph, edges or (1 << 24) // max(self.edge_width, 32), low, high)
-            again = x.shape[1] <= self.widths[0]  # what x says is made anew, a piece at a time, instead of being held
-            h = x[low:high]
-            if self.encoder is not None:
-                h = in_pieces(h, lambda part: Values(part, self.encoder).rows(), self.storage)
-            state = {} if again or self.encoder is None else self.carried(h)
+            cuts = ranges(graph.begin(slice(None)), edges or (1 << 24) // max(self.edge_width, 32), low, high)
+            h = self.embedded(x, low, high)
+            again = self.encoder is not None and x.shape[1] <= self.widths[0]  # x is read again: less than h to hold
+            state = {} if again else self.carried(h)
             for layer, conv in enumerate(self.layers()):
                 h = h if parts is None else parts.whole(h)
                 memory = self.memory(layer)
@@ -257,9 +278,9 @@ class GNN(nn.Module):
                 kept: dict[str, Filled] = {}
                 for a, b in cuts:
                     given = {k: v[a - low : b - low] for k, v in state.items()}
-                    if again and self.encoder is not None:
+                    if again:
                         given = {**self.carried(Values(x[a:b], self.encoder).rows()), **given}
-                    part, carried = self.step(layer, values, h[a:b], given, full_block(graph, a, b), PLAIN)
+                    part, carried = self.step(layer, values, h[a:b], given, graph.in_edges(range(a, b)), PLAIN)
                     out.put(a - low, part)
                     for k in (k for k in given if carried[k] is not given[k]):
                         kept.setdefault(k, Filled(high - low, self.storage)).put(a - low, carried[k])
@@ -267,6 +288,13 @@ class GNN(nn.Module):
             return h if self.decoder is None else in_pieces(h, self.decode, self.storage)
         finally:
             self.train(was)
+
+    def embedded(self, x: Tensor, low: int, high: int) -> Tensor:
+        """What the nodes low..high bring to the first layer."""
+        h = x[low:high]
+        if self.encoder is None:
+            return h
+        return in_pieces(h, lambda part: Values(part, self.encoder).rows(), self.storage)
 
 
 class Path:

@@ -16,9 +16,8 @@ from adahop.features import Schema, TypedFeatures, Values, gather
 from adahop.graph import Graph, OnGraph
 from adahop.messages import Messages, Part, TypedMessages, by_edge
 from adahop.models.base import State
-from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, rows_of, sliced
-from adahop.storage import Storage
-from adahop.sum import PLAIN, Conv, Sum, Variate, certain, checked_features, corrected, dial, edge_map
+from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, sliced
+from adahop.sum import PLAIN, Conv, Sum, Variate, certain, checked_features, corrected, edge_map
 
 
 class Said(NamedTuple):
@@ -159,7 +158,7 @@ class ExactRelations(OnGraph, OverRelations):
         self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
     ) -> Tensor:
         assert own is not None
-        every = rows_of(self.graph, block.targets)
+        every = self.graph.in_edges(block.targets, compact=True)
         h = self.encoders[0](self.x.index_select(0, every.n_id), values.share)
         said = conv.said(h, conv.asked(own, block), every)
         coef = ops.softmax(said.score, every.dst, every.num_dst, every.scale)
@@ -191,7 +190,7 @@ class RelationsVariate(OverRelations, Variate):
     ) -> Tensor:
         assert own is not None
         self.settle()
-        query, every = conv.asked(own, block), rows_of(self.graph, block.targets)
+        query, every = conv.asked(own, block), self.graph.in_edges(block.targets, compact=True)
         new = conv.said(values.rows(), query, block)
         gone = conv.said(self.history.pull(block.n_id), query, block)
         whole = conv.said(self.history.pull(every.n_id), query, every)
@@ -200,14 +199,6 @@ class RelationsVariate(OverRelations, Variate):
         if self.training and self.kind == "history":
             self.waiting = block.n_id, values.rows().detach()
         return (whole.sum(all_of) + new.sum(now) - gone.sum(then)) / den.unsqueeze(-1)
-
-    waiting: tuple[Tensor, Tensor] | None = None
-
-    def settle(self) -> None:
-        """Write what the last step saw: only now, as its backward pass still read the old rows."""
-        if self.waiting is not None:
-            self.history.push(*self.waiting)
-            self.waiting = None
 
     @torch.no_grad()
     def _messages(self, block: Block, new: Weighed, gone: Weighed, whole: Weighed, den: Tensor) -> TypedMessages:
@@ -246,20 +237,11 @@ class HGT(TypedGNN):
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         return self.bend(out + state["z"]) if "z" in state else out
 
-    def build(
-        self,
-        estimator: str,
-        graph: Graph,
-        x: TypedFeatures,
-        dtype: torch.dtype,
-        noise: float | Sequence[float],
-        storage: Storage,
-    ) -> nn.ModuleDict:
-        parts, each = estimator.split("+"), dial(noise, len(self.widths))
-        memories: dict[str, Sum] = {}
-        if "exact" in parts:
-            memories["0"] = ExactRelations(graph, x, self.encode)
-        for layer, width in list(enumerate(self.widths))[len(memories) :]:
-            if parts[-1] in ("history", "snapshot"):
-                memories[str(layer)] = RelationsVariate(graph, width, parts[-1], dtype, each[layer], storage)
-        return nn.ModuleDict(memories).to(graph.device)
+    def views(self, graph: Graph) -> list[Graph]:
+        return [graph]
+
+    def exact(self, views: list[Graph], x: TypedFeatures) -> Sum:  # type: ignore[override]
+        return ExactRelations(views[0], x, self.encode)
+
+    def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
+        return RelationsVariate(views[0], width, kind, dtype, noise, self.storage)

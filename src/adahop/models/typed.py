@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -10,29 +10,18 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from adahop.block import Block
-from adahop.checks import InputError, count, of_kind, one_of, room_for
+from adahop.checks import InputError, count, of_kind, one_of
 from adahop.features import Schema, TypedFeatures, TypedRows, Values, gather
 from adahop.graph import Graph
 from adahop.messages import Messages, Part, TypedMessages
 from adahop.models.base import GNN, Parts
 from adahop.models.gat import GATConv
 from adahop.models.gcn import GCNConv, SAGEConv
-from adahop.models.whole import Filled, in_pieces, node_chunks
-from adahop.ops import pointer, segment_of, spans
+from adahop.models.whole import in_pieces
+from adahop.ops import pointer, segment_of
 from adahop.seams import NodeBatch
-from adahop.storage import MEMORY, Storage
-from adahop.sum import (
-    PLAIN,
-    AttentionVariate,
-    ControlVariate,
-    Conv,
-    ExactAttention,
-    ExactSum,
-    Sum,
-    Variate,
-    dial,
-    edge_map,
-)
+from adahop.sum import PLAIN, Conv, Sum, Variate, edge_map, sum_of_all, sum_with_variate
+from adahop.typed import Relation
 
 
 class Slice(NamedTuple):
@@ -283,154 +272,52 @@ class TypedGNN(GNN):
             if isinstance(part, nn.Embedding):
                 part.sparse = True
 
-    def remember(  # type: ignore[override]
-        self,
-        estimator: str,
-        graph: Graph,
-        x: TypedFeatures,
-        dtype: torch.dtype = torch.float32,
-        noise: float | Sequence[float] = 0.0,
-        storage: Storage = MEMORY,
-    ) -> frozenset[int]:
-        self.storage = storage
-        if estimator != "plain":
-            check_typed(graph, x)
-        with room_for(f"the memory of estimator '{estimator}'"):
-            self.memories = self.build(estimator, graph, x, dtype, noise, storage)
-        if any(m.draws for m in self.memories.values()):
-            last = max(int(k) for k, m in self.memories.items() if m.draws)
-            self.inference(graph, x, renew="all", until=last)
-        return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+    def views(self, graph: Graph) -> list[Graph]:
+        return [graph.of_relation(r) for r in range(len(self.schema.relations))]
 
-    def build(
-        self,
-        estimator: str,
-        graph: Graph,
-        x: TypedFeatures,
-        dtype: torch.dtype,
-        noise: float | Sequence[float],
-        storage: Storage,
-    ) -> nn.ModuleDict:
-        """The memories of an estimator's name by layer, a part per relation.
+    def exact(self, views: list[Graph], x: TypedFeatures) -> Sum | None:  # type: ignore[override]
+        """Sums over all neighbours where every source has features; learnt rows change, so they are remembered."""
+        parts: list[Sum] = []
+        for view, conv, (source, _, target) in self._relations(views):
+            table = x.tables[source]
+            if table is None:
+                return None
+            own = view.replace(indices=view.indices - self.schema.starts[source])
+            parts.append(sum_of_all(conv, own, table, self.storage, self.dropout > 0))
+            parts[-1].start = self.schema.starts[target]
+        return Relations(parts, 0.0, views[0].device)
 
-        The first layer is exact where every source has features; learnt rows change, so they are remembered instead.
-        """
-        parts, each, schema = estimator.split("+"), dial(noise, len(self.widths)), self.schema
-        views = [graph.of_relation(r) for r in range(len(schema.relations))]
-        memories: dict[str, Sum] = {}
-        if "exact" in parts and all(schema.widths[s] for s, _, _ in schema.relations):
-            memories["0"] = Relations(
-                [self.exact(view, x, r, storage) for r, view in enumerate(views)], 0.0, graph.device
+    def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
+        """A part per relation; of a snapshot, all read the same H."""
+        parts: list[Variate] = []
+        for view, conv, (_, _, target) in self._relations(views):
+            made = sum_with_variate(
+                conv, view, width, kind, dtype, noise, self.storage, sum(self.schema.counts.values())
             )
-        for layer, width in list(enumerate(self.widths))[len(memories) :]:
-            if parts[-1] in ("history", "snapshot"):
-                found: list[Variate] = []
-                kind = ControlVariate if self.weights == "fixed" else AttentionVariate
-                for view, (_, _, target) in zip(views, schema.relations, strict=True):
-                    form = kind(view, width, parts[-1], dtype, each[layer], storage, graph.num_nodes)
-                    form.start = schema.starts[target]
-                    if parts[-1] == "snapshot" and found:
-                        form.history = found[0].history  # all relations read the same H
-                    found.append(form)
-                memories[str(layer)] = Relations(found, each[layer], graph.device)
-        return nn.ModuleDict(memories).to(graph.device)
+            made.start = self.schema.starts[target]
+            if kind == "snapshot" and parts:
+                made.history = parts[0].history
+            parts.append(made)
+        return Relations(parts, noise, views[0].device)
 
-    def exact(self, view: Graph, x: TypedFeatures, relation: int, storage: Storage) -> Sum:
-        """A relation's sums over all neighbours, from the features of its source type."""
-        source, _, target = self.schema.relations[relation]
-        table = x.tables[source]
-        assert table is not None
-        own = view.replace(indices=view.indices - self.schema.starts[source])
-        made = (
-            ExactSum(own, table, storage, self.dropout > 0) if self.weights == "fixed" else ExactAttention(own, table)
-        )
-        made.start = self.schema.starts[target]
-        return made
+    def _relations(self, views: list[Graph]) -> Iterable[tuple[Graph, Conv, Relation]]:
+        first = cast(RelationalConv, self.convs[0])
+        return zip(views, first.each(), self.schema.relations, strict=True)
 
-    @torch.no_grad()
-    @room_for("a pass over every node")
-    def inference(  # type: ignore[override]
-        self,
-        graph: Graph,
-        x: TypedFeatures,
-        edges: int = 0,
-        parts: Parts | None = None,
-        renew: str = "snapshots",
-        until: int | None = None,
-    ) -> Tensor:
-        """Exact outputs for every node of every type, layer by layer, about `edges` edges at a time (0: by width)."""
+    def check(  # type: ignore[override]
+        self, graph: Graph, x: TypedFeatures, edges: int = 0, parts: Parts | None = None
+    ) -> None:
+        """A typed graph, and features of its own types."""
         if parts is not None:
             raise InputError("a typed graph must be on one process, got several")
-        check_typed(graph, x, edges)
-        was, _ = self.training, self.eval()
-        try:
-            n = graph.num_nodes
-            everyone = torch.arange(n, device=graph.device)
-            h = in_pieces(everyone, lambda ids: self.encode(x.index_select(0, ids)), self.storage)
-            state = self.carried(h)
-            cuts = typed_chunks(graph, edges or (1 << 24) // max(self.edge_width, 32))
-            for layer, conv in enumerate(self.convs):
-                memory = self.memory(layer)
-                if memory is not None:
-                    memory.refresh(h, cast(Conv, conv), renew != "all")
-                if layer == until:
-                    return h
-                values, out = Values(h, shared=True), Filled(n, self.storage)
-                for a, b in cuts:
-                    given = {k: v[a:b] for k, v in state.items()}
-                    out.put(a, self.step(layer, values, h[a:b], given, typed_block(graph, a, b), PLAIN)[0])
-                h = out.all
-            return h if self.decoder is None else in_pieces(h, self.decode, self.storage)
-        finally:
-            self.train(was)
+        count(edges, 0, "edges")
+        of_kind(x, TypedFeatures, "x")
+        if of_kind(graph, Graph, "graph").types is None or len(x) != graph.num_nodes:
+            raise InputError(f"`graph` must have the {len(x)} nodes of `x`, by type, got {graph}")
 
-
-def check_typed(graph: Graph, x: TypedFeatures, edges: int = 0) -> None:
-    """A typed graph, and features of its own types."""
-    count(edges, 0, "edges")
-    of_kind(x, TypedFeatures, "x")
-    if of_kind(graph, Graph, "graph").types is None or len(x) != graph.num_nodes:
-        raise InputError(f"`graph` must have the {len(x)} nodes of `x`, by type, got {graph}")
-
-
-def typed_chunks(graph: Graph, edges: int) -> list[tuple[int, int]]:
-    """Ranges of nodes with about `edges` in-edges each."""
-    assert graph.types is not None
-    return node_chunks(graph.replace(indptr=graph.indptr[graph.types.ptr]), edges, 0, graph.num_nodes)
-
-
-def typed_block(graph: Graph, a: int, b: int) -> Block:
-    """All in-edges of the nodes a..b, a row per relation and node; sources keep their global ids."""
-    t = graph.types
-    assert t is not None
-    low, high = int(t.ptr[a]), int(t.ptr[b])
-    lo, hi = int(graph.indptr[low]), int(graph.indptr[high])
-    row_ptr = graph.indptr[low : high + 1] - lo
-    target = segment_of(t.ptr[a : b + 1] - low, high - low)
-    one, pos = torch.ones(hi - lo, device=graph.device), torch.arange(lo, hi, device=graph.device)
-    src, e_id, weight = graph.at(pos, slice(lo, hi))
-    everyone = torch.arange(graph.num_nodes, device=graph.device)
-    edge_index = torch.stack([src, target[segment_of(row_ptr, hi - lo)]])
-    return graph.described(Block(
-        everyone, b - a, edge_index, e_id, weight, one, one, row_ptr[t.ptr[a : b + 1] - low], pos,
-        0, torch.arange(low, high, device=graph.device), row_ptr, t.relation[low:high], everyone[a:b],
-    ))  # fmt: skip
-
-
-def rows_of(graph: Graph, targets: Tensor) -> Block:
-    """All in-edges of some nodes, a row per relation and node, with the sources that occur."""
-    rows, t = graph.rows(targets), graph.types
-    assert t is not None and rows.target is not None
-    size = graph.last[rows.row] - graph.indptr[rows.row]
-    row, pos = spans(graph.indptr[rows.row], size)
-    src, e_id, weight = graph.at(pos)
-    n_id, src = src.unique(return_inverse=True)
-    dst, one = rows.target[row], torch.ones(pos.numel(), device=pos.device)
-    ptr = pointer(torch.bincount(dst, minlength=targets.numel()))
-    return graph.described(Block(
-        n_id, targets.numel(), torch.stack([src, dst]), e_id, weight, one, one, ptr, pos, 0, rows.row, pointer(size),
-        t.relation[rows.row], targets,
-    ))  # fmt: skip
+    def embedded(self, x: TypedFeatures, low: int, high: int) -> Tensor:  # type: ignore[override]
+        nodes = torch.arange(low, high, device=next(self.parameters()).device)
+        return in_pieces(nodes, lambda ids: self.encode(x.index_select(0, ids)), self.storage)
 
 
 class RGCN(TypedGNN):

@@ -24,7 +24,7 @@ from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
 from adahop.ops.numbering import forget, in_order, induced, number, relabel
 from adahop.ops.pages import ask_for, in_file, no_more_than_asked
 from adahop.ops.registry import OPS, Op, register, uncast
-from adahop.ops.segments import lower_bound, pointer, segment_max, segment_of, segment_sum, spans
+from adahop.ops.segments import lower_bound, pointer, ranges, segment_max, segment_of, segment_sum, spans
 from adahop.ops.summing import (
     attend,
     change,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,15 @@ def lower_bound(value: Tensor, start: Tensor, end: Tensor, x: Tensor) -> Tensor:
 def pointer(count: Tensor) -> Tensor:
     """[n + 1] where each of n segments starts, from how many items each has."""
     return torch.cat([count.new_zeros(1), count.cumsum(0)])
+
+
+def ranges(ptr: Tensor, items: int, low: int = 0, high: int | None = None) -> list[tuple[int, int]]:
+    """Ranges of the segments low..high (all) with about so many items, and no more segments than that, each."""
+    n = ptr.numel() - 1 if high is None else high
+    cost = ptr[low : n + 1] + torch.arange(low, n + 1, device=ptr.device)
+    marks = torch.arange(int(cost[0]), int(cost[-1]) + items, items, device=ptr.device)
+    cuts = sorted({*(torch.searchsorted(cost, marks) + low).clamp(max=n).tolist(), low, n})
+    return list(pairwise(cuts)) or [(low, low)]
 
 
 def segment_of(ptr: Tensor, items: int) -> Tensor:

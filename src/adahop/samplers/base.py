@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adahop import messages, ops
-from adahop.block import Block, Seeds
+from adahop.block import Block, Seeds, as_block
 from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.ops import Drawn, Rows, random
@@ -178,7 +178,7 @@ class Sampler(OnGraph):
         """The block of drawn places: targets first, then their sources as they first appear."""
         rows = self.graph.rows(dst)
         found = ops.number(dst, drawn, self.graph.edges, rows.target, self._scratch, None)
-        return loop.as_block(rows, found, drawn)
+        return as_block(rows, found, drawn)
 
     # --- for diagnostics: what it is compared with --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adahop import ops
-from adahop.block import Block, Seeds
+from adahop.block import Block, Seeds, as_block
 from adahop.checks import InputError
 from adahop.ops import Drawn, Odds, Rows, random
 from adahop.samplers.budget import passed_down
@@ -123,7 +123,7 @@ class Compact(Numbering):
     def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
         dst, edges = rows.targets, sampler.graph.edges
         if isinstance(found, Fetched):
-            return fetched_block(dst, rows, found, sampler._scratch)
+            return fetched_block(rows, found, sampler._scratch)
         if not isinstance(found, Draw):
             drawn = sampler.scaled(rows, found)
             numbered = ops.number(dst, drawn, edges, rows.target, sampler._scratch, None)
@@ -139,20 +139,11 @@ class Compact(Numbering):
             ops.forget(self.named, sampler._scratch)
 
 
-def as_block(rows: Rows, found: ops.Numbered, drawn: Drawn) -> Block:
-    ptr, pos, prob, scale = drawn
-    block = Block(found.n_id, rows.targets.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
-    if rows.ptr is None:
-        return block
-    return block._replace(ptr=ptr.index_select(0, rows.ptr), row=rows.row, row_ptr=ptr, relation=rows.relation)
-
-
-def fetched_block(dst: Tensor, rows: Rows, found: Fetched, scratch: Tensor) -> Block:
-    ptr, pos, prob, scale = found.drawn
-    n_id, src = ops.relabel(dst, found.src, scratch)
-    row = ops.segment_of(ptr, pos.numel())
+def fetched_block(rows: Rows, found: Fetched, scratch: Tensor) -> Block:
+    n_id, src = ops.relabel(rows.targets, found.src, scratch)
+    row = ops.segment_of(found.drawn.ptr, found.src.numel())
     edge_index = torch.stack([src, row if rows.target is None else rows.target[row]])
-    return Block(n_id, dst.numel(), edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
+    return as_block(rows, ops.Numbered(n_id, edge_index, found.e_id, found.weight), found.drawn)
 
 
 class Padded(Numbering):
@@ -236,7 +227,7 @@ class Merged(Compact):
     def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
         drawn = found if isinstance(found, Fetched) else drawn_from(sampler, rows, found)
         if isinstance(drawn, Fetched):
-            block = fetched_block(rows.targets, rows, drawn, sampler._scratch)
+            block = fetched_block(rows, drawn, sampler._scratch)
         else:
             edges = sampler.graph.edges
             numbered = ops.number(rows.targets, drawn, edges, rows.target, sampler._scratch, None)

@@ -24,7 +24,7 @@ class DGLTraining:
         places = (g.indptr.int(), g.indices.int(), torch.empty(0, dtype=torch.int32))
         self.graph = self.dgl.graph(("csc", places), num_nodes=g.num_nodes)
         self.sampler = self.dgl.dataloading.NeighborSampler(list(plan.sizes), replace=True)
-        self.net = Net(self._conv, plan.arch, data.x.shape[1], plan.hidden, data.classes, len(plan.sizes))
+        self.net = DGLNet(self._conv, plan.arch, data.x.shape[1], plan.hidden, data.classes, len(plan.sizes))
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, fused=True)
         self.chance = torch.Generator().manual_seed(0)
 
@@ -60,7 +60,7 @@ class SumFirst(nn.Module):
         return self.linear(self.mean(block, h))
 
 
-class Net(nn.Module):
+class DGLNet(nn.Module):
     """The plain or the residual skeleton of `adahop.models.GNN`, over DGL's blocks."""
 
     def __init__(self, conv: Any, arch: str, inputs: int, hidden: int, outputs: int, layers: int):

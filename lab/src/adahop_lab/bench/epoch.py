@@ -15,42 +15,32 @@ from adahop.datasets import load
 from adahop.run import Run
 from adahop.seams import NodeBatch
 from adahop_lab.bench import EPOCH, gpu_epoch, ours, peers
-from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
+from adahop_lab.bench.clock import Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop_lab.bench.dgl_epoch import FORMS, DGLTraining
 
 
 @dataclass
-class Plan:
-    """What to train: one data set and model, our methods and the peers', each number of threads."""
+class EpochBench(ours.Bench):
+    """Whole epochs of one model."""
 
-    graph: str
-    sizes: Sequence[int] = (10, 10)
     batch_size: int = 256
-    threads: Sequence[int] = (1,)
     methods: Sequence[str] = EPOCH
     peers: Sequence[str] = ("dgl",)
     rounds: int = 3
     arch: str = "residual"
     hidden: int = 256
     prefetch: int = 0
-    device: str = "cpu"
-    clock: str = "wall"
     model: str = "gcn"
     half: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size", "hidden"):
-            count(getattr(self, name), 1, name)
-        for n in self.threads:
-            count(n, 1, "threads")
-        for text in self.methods:
-            ours.parse(text)
-        one_of(self.clock, CLOCKS, "clock")
+        super().__post_init__()
+        count(self.hidden, 1, "hidden")
         for text in self.peers:
             one_of(text.partition(":")[0], ("dgl", "pyg"), "peers")
 
 
-def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(plan: EpochBench, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for each method and peer and number of threads; a turn is one epoch."""
     data = load(plan.graph)
     many = data.train_idx.numel()
@@ -70,7 +60,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ours(text: str, data: Any, plan: Plan) -> list[Runner]:
+def _ours(text: str, data: Any, plan: EpochBench) -> list[Runner]:
     """One who trains; on a GPU two, with the step captured and without."""
     name, options = ours.parse(text)
     config = Config(
@@ -93,7 +83,7 @@ def _ours(text: str, data: Any, plan: Plan) -> list[Runner]:
     return [Runner(text, work)]
 
 
-def _peers(data: Any, plan: Plan, say: Callable[[str], None]) -> tuple[list[Runner], list[Any]]:
+def _peers(data: Any, plan: EpochBench, say: Callable[[str], None]) -> tuple[list[Runner], list[Any]]:
     asked = [text.partition(":") for text in plan.peers if text.startswith("dgl")]
     try:
         forms = [f for _, _, form in asked for f in ([one_of(form, FORMS, "peers of dgl")] if form else FORMS)]
@@ -104,7 +94,7 @@ def _peers(data: Any, plan: Plan, say: Callable[[str], None]) -> tuple[list[Runn
     return [Runner(f"dgl:{t.form}", t.epoch, peer=True) for t in found], found
 
 
-def row(plan: Plan, runner: Runner, n: int, turns: dict[Runner, list[Turn]], steps: int) -> dict[str, Any]:
+def row(plan: EpochBench, runner: Runner, n: int, turns: dict[Runner, list[Turn]], steps: int) -> dict[str, Any]:
     """Promised keys first; `seconds` is an epoch's median, `spread` its quartiles; DGL's fastest form counts."""
     mine = turns[runner]
     low, mid, high = quartiles([t.seconds for t in mine])
@@ -115,17 +105,10 @@ def row(plan: Plan, runner: Runner, n: int, turns: dict[Runner, list[Turn]], ste
         "batches_per_s": steps / mid,
         "ratio_dgl_uniform": min((v for k, v in against.items() if k.startswith("dgl:")), default=None),
         "ratio_pyg_uniform": None,
-        "threads": n,
-        "graph": plan.graph,
-        "sizes": list(plan.sizes),
-        "batch_size": plan.batch_size,
-        "device": plan.device,
-        "peer": runner.peer,
+        **plan.row(runner, n),
         "seconds": mid,
         "spread": [low, high],
-        "rounds": plan.rounds,
         "ratios": against,
         "arch": plan.arch,
         "hidden": plan.hidden,
-        "clock": plan.clock,
     }

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adahop.block import Block
-from adahop.checks import InputError, one_of
+from adahop.checks import InputError, count, one_of
+from adahop.cli import pairs
 from adahop.graph import Graph
 from adahop.methods import METHODS, make
 from adahop.ops import get_threads
@@ -20,24 +21,46 @@ from adahop.policies import Exp3, Tracked
 from adahop.policies.prefix import OFTEN, PrefixSums
 from adahop.samplers import Labor, NeighborSampler, Sampler
 from adahop.samplers.ahead import Ahead
-from adahop_lab.bench.clock import Runner
+from adahop_lab.bench.clock import CLOCKS, Runner
 from adahop_lab.bench.graphs import untyped
+
+
+@dataclass
+class Bench:
+    """What to measure: one graph and fan-out, our methods beside those of other libraries, each number of threads."""
+
+    graph: str
+    sizes: Sequence[int] = (10, 10)
+    batch_size: int = 1024
+    threads: Sequence[int] = (1,)
+    methods: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    rounds: int = 5
+    device: str = "cpu"
+    clock: str = "wall"
+
+    def __post_init__(self) -> None:
+        count(self.rounds, 1, "rounds")
+        count(self.batch_size, 1, "batch_size")
+        for n in self.threads:
+            count(n, 1, "threads")
+        one_of(self.clock, CLOCKS, "clock")
+        for text in self.methods:
+            parse(text)
+
+    def row(self, runner: Runner, threads: int) -> dict[str, Any]:
+        """What a row of any measurement says beside its figures."""
+        return {
+            "threads": threads, "graph": self.graph, "sizes": list(self.sizes), "batch_size": self.batch_size,
+            "device": self.device, "peer": runner.peer, "rounds": self.rounds, "clock": self.clock,
+        }  # fmt: skip
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """('bs', {'update': True}) of 'bs:update=true'."""
     name, *parts = text.split(":")
     one_of(name, METHODS, "methods")
-    options: dict[str, Any] = {}
-    for part in parts:
-        key, equals, value = part.partition("=")
-        if not key.isidentifier() or not equals:
-            raise InputError(f"`methods` must have parts like draw=systematic, got '{part}'")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return name, options
+    return name, pairs(parts, "methods")
 
 
 def sampler(text: str, graph: Graph, sizes: Sequence[int], batch_size: int, device: str = "cpu") -> Sampler:

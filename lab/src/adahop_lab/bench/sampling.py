@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adahop.checks import count, one_of
 from adahop.graph import Graph
 from adahop_lab.bench import SAMPLING, ours, peers
-from adahop_lab.bench.clock import CLOCKS, Runner, Turn, quartiles, ratio, take_turns, threads
+from adahop_lab.bench.clock import Runner, Turn, quartiles, ratio, take_turns, threads
 from adahop_lab.bench.graphs import batches, graph
 from adahop_lab.bench.limit import lines_per_s
 from adahop_lab.bench.state import weigh
@@ -19,31 +18,15 @@ INT32 = "dgl:uniform:ids=int32"
 
 
 @dataclass
-class Plan:
-    """What to measure: one graph, one fan-out, every method and peer, each number of threads."""
+class SamplingBench(ours.Bench):
+    """Sampling and relabelling alone."""
 
-    graph: str
-    sizes: Sequence[int] = (10, 10)
-    batch_size: int = 1024
-    threads: Sequence[int] = (1,)
     methods: Sequence[str] = SAMPLING
     peers: Sequence[str] = ("dgl", "pyg")
-    rounds: int = 5
     seconds: float = 0.25  # of a turn
-    device: str = "cpu"
-    clock: str = "wall"
-
-    def __post_init__(self) -> None:
-        count(self.rounds, 1, "rounds")
-        count(self.batch_size, 1, "batch_size")
-        for n in self.threads:
-            count(n, 1, "threads")
-        one_of(self.clock, CLOCKS, "clock")
-        for text in self.methods:
-            ours.parse(text)
 
 
-def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(plan: SamplingBench, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for each method and peer and number of threads."""
     g = graph(plan.graph)
     say(f"{plan.graph}: {g.num_nodes:,} nodes, {g.num_edges:,} edges, largest degree {int(g.degree().max()):,}")
@@ -63,13 +46,13 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     return rows
 
 
-def _runners(plan: Plan, g: Graph, present: dict[str, Any]) -> list[Runner]:
+def _runners(plan: SamplingBench, g: Graph, present: dict[str, Any]) -> list[Runner]:
     mine = [ours.runner(text, g, plan.sizes, plan.batch_size, plan.device) for text in plan.methods]
     return mine + peers.runners(plan.peers, present, plan.sizes)
 
 
 def row(
-    plan: Plan,
+    plan: SamplingBench,
     runner: Runner,
     n: int,
     turns: dict[Runner, list[Turn]],
@@ -85,16 +68,9 @@ def row(
         "edges_per_s": mid,
         "batches_per_s": quartiles([t.batches_per_s for t in mine])[1],
         **{key: against.get(peer) for key, peer in UNIFORM.items()},
-        "threads": n,
-        "graph": plan.graph,
+        **plan.row(runner, n),
         "ratio_dgl_int32": against.get(INT32),
-        "sizes": list(plan.sizes),
-        "batch_size": plan.batch_size,
-        "device": plan.device,
-        "peer": runner.peer,
         "spread": [low, high],
-        "rounds": plan.rounds,
-        "clock": plan.clock,
         "ratios": against,
         "lines_per_s": limit["prefetch"],
         "of_limit": mid / limit["prefetch"],

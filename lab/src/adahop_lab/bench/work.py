@@ -24,7 +24,7 @@ def sampling(
     sizes: str, threads: str, methods: str, peers: str, seconds: float, device: str, out: str | None, as_json: bool,
     **rest: Any,
 ) -> None:  # fmt: skip
-    plan = side_by_side.Plan(
+    plan = side_by_side.SamplingBench(
         sizes=numbers(sizes, "sizes"), threads=numbers(threads, "threads"), methods=words(methods, "methods"),
         peers=words(peers, "peers"), seconds=between(seconds, 0.0, 3600.0, "seconds"), device=str(device_of(device)),
         **rest,
@@ -36,7 +36,7 @@ def sampling(
 
 
 def epoch(sizes: str, threads: str, methods: str, peers: str, out: str | None, as_json: bool, **rest: Any) -> None:
-    plan = training.Plan(
+    plan = training.EpochBench(
         sizes=numbers(sizes, "sizes"), threads=numbers(threads, "threads"), methods=words(methods, "methods"),
         peers=words(peers, "peers"), **rest,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from adahop_lab.experiments.store import Store
 from adahop_lab.experiments.work import Piece, Setting, one_thread, settle, work
 
 
-class Board:
+class Progress:
     """What a person sees meanwhile."""
 
     def __init__(self, jobs: list[Job], workers: int):
@@ -78,7 +78,7 @@ class Board:
 
 def run_all(jobs: list[Job], setting: Setting, renew: bool) -> None:
     """Every piece that waits. A piece that fails is told, the others go on; a cell's file is there once it is done."""
-    store, board = Store(setting.out), Board(jobs, setting.jobs)
+    store, board = Store(setting.out), Progress(jobs, setting.jobs)
     for name in {job.cell.dataset for job in jobs if job.waiting} if setting.download else ():
         fetch(name, list(setting.folders), download=True)  # once, not by every worker
     live = Live(get_renderable=board.table, console=board.screen, refresh_per_second=2, transient=True)
@@ -103,13 +103,13 @@ def _pieces(job: Job, store: Store, renew: bool) -> Iterator[Piece]:
         _searched(job, store, renew)
 
 
-def _start(board: Board, job: Job, piece: Piece) -> None:
+def _start(board: Progress, job: Job, piece: Piece) -> None:
     job.waiting.remove(piece)
     job.out += 1
     board.running[id(piece)] = (job, piece, time.perf_counter())
 
 
-def _ended(board: Board, job: Job, piece: Piece, said: dict[str, Any], store: Store) -> None:
+def _ended(board: Progress, job: Job, piece: Piece, said: dict[str, Any], store: Store) -> None:
     job.out -= 1
     del board.running[id(piece)]
     board.note(job, piece, said)
@@ -121,7 +121,7 @@ def _searched(job: Job, store: Store, renew: bool) -> None:
         after_search(job, store, renew)
 
 
-def _in_processes(jobs: list[Job], setting: Setting, board: Board, renew: bool) -> None:
+def _in_processes(jobs: list[Job], setting: Setting, board: Progress, renew: bool) -> None:
     """As many at a time as there are workers; a cell's seeds go out side by side."""
     store, context = Store(setting.out), multiprocessing.get_context("spawn")
     out: dict[Future[Any], tuple[Job, Piece]] = {}

@@ -1,16 +1,17 @@
-"""GAT on sampled neighbourhoods, in the style of PyG's examples; pyg_half.py runs it, converted."""
+"""GraphSAGE, GCN or GAT on sampled neighbourhoods, in the style of PyG's examples; pyg_half.py runs it, converted."""
 
 import argparse
 
 import torch
 import torch.nn.functional as F
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import GATConv
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import adahop
 from adahop.metrics import criterion, score
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--conv", default="sage", choices=("sage", "gcn", "gat"))
 parser.add_argument("--dataset", default="digits")
 parser.add_argument("--features", default="auto")
 parser.add_argument("--metric", default="accuracy")
@@ -29,12 +30,16 @@ data = adahop.load(args.dataset, features=args.features)
 class Net(torch.nn.Module):
     def __init__(self, inputs, hidden, outputs):
         super().__init__()
-        self.conv1 = GATConv(inputs, hidden // 4, heads=4)
-        self.conv2 = GATConv(hidden, outputs)
+        if args.conv == "gat":
+            self.conv1, self.conv2 = GATConv(inputs, hidden // 4, heads=4), GATConv(hidden, outputs)
+        else:
+            conv = {"sage": SAGEConv, "gcn": GCNConv}[args.conv]
+            self.conv1, self.conv2 = conv(inputs, hidden), conv(hidden, outputs)
 
     def forward(self, x, edge_index):
         x = F.dropout(x, p=args.dropout, training=self.training)
-        x = F.elu(self.conv1(x, edge_index))
+        x = self.conv1(x, edge_index)
+        x = F.elu(x) if args.conv == "gat" else F.relu(x)
         x = F.dropout(x, p=args.dropout, training=self.training)
         return self.conv2(x, edge_index)
 
