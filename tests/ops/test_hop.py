@@ -68,8 +68,8 @@ def test_one_pass_by_learned_odds_equals_three(name, draw, kind, monkeypatch):
     graph = GRAPHS[name]()
     sampler = NeighborSampler(graph, [3, 3], kind(graph, 2), draw)
     calls: list[int] = []
-    kernel = cpu_hop.learned_hop
-    monkeypatch.setattr(cpu_hop, "learned_hop", lambda *a: calls.append(1) or kernel(*a))
+    kernel = cpu_hop.learned_rows
+    monkeypatch.setattr(cpu_hop, "learned_rows", lambda *a: calls.append(1) or kernel(*a))
     scratch, gen = torch.full((graph.num_nodes,), -1, dtype=torch.int32), torch.Generator().manual_seed(0)
     for step in range(4):
         targets, key = torch.tensor([5, 3, 21, 8]), random.key(step)

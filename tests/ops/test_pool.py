@@ -48,13 +48,12 @@ def test_blocks_that_are_kept_stay_as_they_are():
 
 
 def test_a_relay_takes_in_order_and_tells_of_a_failure():
-    made, taken = [], []
-    relay(lambda *part: made.append(part), lambda *part: taken.append(part), [0, 3, 5, 9])
-    assert sorted(made) == taken == [(0, 3), (3, 5), (5, 9)]
+    here, made, taken = [], [], []
+    relay(*(lambda *part, to=to: to.append(part) for to in (here, made, taken)), [0, 3, 5, 9])
+    assert here == [(0, 3)] and sorted(made) == taken == [(3, 5), (5, 9)]
 
     def fails(lo: int, hi: int) -> None:
-        if lo:
-            raise RuntimeError("part two")
+        raise RuntimeError("part two")
 
     with pytest.raises(RuntimeError, match="part two"):
-        relay(fails, lambda *part: None, [0, 3, 5])
+        relay(lambda *part: None, fails, lambda *part: None, [0, 3, 5])

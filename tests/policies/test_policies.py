@@ -11,6 +11,7 @@ from adahop import draws, ops
 from adahop.block import Block
 from adahop.checks import InputError
 from adahop.graph import Graph
+from adahop.ops.learning import cpu_track
 from adahop.policies import Exp3, Exp3M, Static, Tracked, Uniform
 from adahop.samplers import NeighborSampler
 from conftest import messy_graph, star
@@ -285,6 +286,37 @@ def test_the_fused_update_is_the_references(kind, monkeypatch):
     for name, value in one.items():
         assert torch.allclose(value.double(), two[name].double(), rtol=2e-4, atol=1e-6), name
     assert int(one["visits"].max()) > 5
+
+
+def test_norms_tracked_in_shares_are_the_same_for_any_number_of_threads(many_threads, monkeypatch):
+    g, found = messy_graph(60, 3000).normalized("row"), {}
+    for share, threads in ((1 << 14, 1), (1, 1), (1, 2), (1, 8)):
+        monkeypatch.setattr(cpu_track, "SHARE", share)
+        policy, sampler, gen = Tracked(g, 1), NeighborSampler(g, [6], seed=1), torch.Generator().manual_seed(0)
+        with ops.threads(threads):
+            for _ in range(8):
+                (block,) = sampler.sample(torch.randperm(55, generator=gen)[:30])
+                policy.update(0, block, torch.rand(block.num_edges, generator=gen) * 3)
+        found[share, threads] = [policy.square, policy.level, policy.visits]
+    for threads in (2, 8):
+        assert all(map(torch.equal, found[1, 1], found[1, threads]))
+    assert all(map(torch.allclose, found[1 << 14, 1], found[1, 1])) and int(policy.visits.max()) > 5
+
+
+def test_systematic_draws_learn_the_same_weights_without_trees():
+    g = messy_graph(60, 30_000)  # rows long enough for sums
+    trees, without, gen = Exp3(g, 1), Exp3(g, 1), torch.Generator().manual_seed(0)
+    sampler = NeighborSampler(g, [4], without, "systematic")
+    assert trees.arms.sums.numel() > 0 and without.arms.sums.numel() == 0
+    for _ in range(5):
+        (block,) = sampler.sample(torch.arange(55))
+        energy = torch.rand(block.num_edges, generator=gen)
+        for policy in (trees, without):
+            policy.update(0, block, energy)
+    assert torch.equal(trees.arms.weight, without.arms.weight) and bool((trees.arms.weight != 1).any())
+    other = NeighborSampler(g, [4], without)  # draws with replacement from these: by a scan
+    (block,) = other.sample(torch.arange(55))
+    assert bool(torch.isfinite(block.scale).all()) and block.num_edges > 100
 
 
 # --- learning ------------------------------------------------------------------------------------------------------

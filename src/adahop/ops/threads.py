@@ -78,16 +78,17 @@ def pool() -> ThreadPoolExecutor:
     return _pool
 
 
-def relay(make: Callable, take: Callable, cuts: Sequence[int]) -> None:
-    """make(lo, hi) for each part, the first here and the others in threads; take(lo, hi) for all here, in order.
+def relay(here: Callable, make: Callable, take: Callable, cuts: Sequence[int]) -> None:
+    """here(lo, hi) for the first part while threads make(lo, hi) the others; then take(lo, hi) for these, in order.
 
     One hand-over a thread: to wake one costs as much as thousands of edges do.
     """
     first, *others = pairwise(cuts)
+    if not others:
+        return here(*first)
     jobs = [pool().submit(make, *part) for part in others]
     try:
-        make(*first)
-        take(*first)
+        here(*first)
         for job, part in zip(jobs, others, strict=True):
             job.result()
             take(*part)

@@ -16,7 +16,7 @@ from adahop.storage import MEMORY, Storage
 
 class Arms(OnGraph):
     """One weight per edge and state, 1 at first. Memory: 4 bytes per edge and about 0.3 for the sums, per state; with
-    systematic draws 4 more, see `PrefixSums`.
+    systematic draws 4 for prefix sums instead, see `PrefixSums`.
 
     >>> arms = Arms(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), states=1)
     >>> arms.odds(0, eta=0.1).edge.tolist()
@@ -43,9 +43,16 @@ class Arms(OnGraph):
         line, edges = tree.WIDE, self.graph.num_edges
         return self.storage.ones(states, (edges // line + 2) * line, device=self.graph.device)[:, :edges]
 
+    def open(self, how: str) -> None:
+        """Such draws go by prefix sums, where this device does: the sums in trees are then not kept up."""
+        self.prefix.open(how)
+        if self.prefix.at(0) is not None:
+            self.start.fill_(-1)
+            self.sums = self.sums.new_zeros(len(self.sums), 0)
+
     def odds(self, state: int, eta: float) -> Odds:
         weight, sums = self.weights(state)
-        return Odds(edge=weight, eta=eta, tree=sums)
+        return Odds(edge=weight, eta=eta, tree=sums if self.prefix.at(state) is None else None)
 
     def odds_for(self, state: int, eta: float, how: str) -> Odds:
         """On the CPU, systematic draws go by the weights of a while ago, without a scan."""

@@ -78,7 +78,7 @@ class Exp3(Policy):
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         if how == "systematic":
-            self.arms.prefix.open(how)
+            self.arms.open(how)
 
     def odds_for(self, layer: int, how: str) -> Odds:
         return self.arms.odds_for(0 if self.share_layers else layer, self.eta, how)

@@ -12,7 +12,7 @@ from adahop.ops.buffers import empty
 from adahop.ops.drawing import cpu_hop, cpu_labor, cpu_prefix, cpu_scan, cpu_tree
 from adahop.ops.drawing.reference import SURE
 from adahop.ops.numbering import cpu as numbering
-from adahop.ops.threads import get_threads, over
+from adahop.ops.threads import get_threads, over, relay
 from adahop.ops.types import (
     DRAWS,
     NO_PLACES,
@@ -79,28 +79,71 @@ def hop(
     plain, summed = alike(odds, how), odds.prefix is not None or odds.tree is not None
     simple = size >= 0 and unclipped(rows) and (plain or summed)
     most = n * (size + edges.loops) if simple else 0
-    if not simple or numbering.parts(n, most) > 1:
+    if not simple or (plain and numbering.parts(n, most) > 1):
         ready = plan(edges, rows, k, how, odds, key)
         return ready.drawn, numbering.number(rows.targets, ready, edges, rows.target, scratch, known)
-    dst, none = rows.targets.numpy(), edges.eid is None
-    target = NO_PLACES if rows.target is None else rows.target.numpy()
-    ptr, pos, ends = empty((n + 1,), np.int64), empty((most,), np.int64), empty((2 * most,), np.int64)
-    e_id, n_id = pos if none else empty((most,), np.int64), empty((len(dst) + most + 1,), np.int64)
-    w, prob, scale = empty((most,), np.float32), empty((most,), np.float32), empty((most,), np.float32)
-    marks, of = scratch.numpy(), rows.row.numpy()
-    out = (known, marks, ptr, pos, ends, e_id, (w, prob, scale), n_id)
+    marks = scratch.numpy()
     try:
         if plain:
-            m, nodes = cpu_hop.uniform_hop(dst, of, target, edges.arrays, size, DRAWS[how], key, *out)
-        else:
-            where = tuple(empty((n,), np.int64) for _ in range(4))
-            prefix = None if odds.prefix is None else _prefix(odds.prefix)
-            tree = None if odds.tree is None else tuple(t.numpy() for t in odds.tree)
-            by = (key, (*_odds(odds), odds.root), prefix, tree)
-            m, nodes = cpu_hop.learned_hop(dst, of, target, edges.arrays, where, k.numpy(), DRAWS[how], *by, *out)
+            return _uniform_hop(edges, rows, size, how, key, marks, known, most)
+        return _learned_hop(edges, rows, k.numpy(), how, odds, key, marks, known, most)
     except BaseException:
         marks.fill(-1)
         raise
+
+
+def _uniform_hop(
+    edges: Edges, rows: Rows, k: int, how: str, key: int, marks: np.ndarray, known: bool, most: int
+) -> tuple[Drawn, Numbered]:
+    dst, of, target = _targets(rows)
+    ptr, n_id, out = _hop_room(edges, rows, most)
+    m, nodes = cpu_hop.uniform_hop(dst, of, target, edges.arrays, k, DRAWS[how], key, known, marks, ptr, *out, n_id)
+    return _hop(m, nodes, ptr, n_id, out)
+
+
+def _learned_hop(
+    edges: Edges, rows: Rows, ks: np.ndarray, how: str, odds: Odds, key: int, marks: np.ndarray, known: bool, most: int
+) -> tuple[Drawn, Numbered]:
+    """In parts where there are threads: the first is numbered as it is drawn, the others after it."""
+    dst, of, target = _targets(rows)
+    ptr, n_id, out = _hop_room(edges, rows, most)
+    where, nodes = tuple(empty((len(of),), np.int64) for _ in range(4)), len(dst)
+    cpu_hop.open_hop(dst, of, edges.arrays, ks, known, marks, where, ptr, n_id)
+    prefix = None if odds.prefix is None else _prefix(odds.prefix)
+    tree = None if odds.tree is None else tuple(t.numpy() for t in odds.tree)
+    by = (DRAWS[how], key, (*_odds(odds), odds.root), prefix, tree)
+    given = (of, target, edges.arrays, where, ks, *by, marks, ptr, *out, n_id)
+
+    def here(lo: int, hi: int) -> None:
+        nonlocal nodes
+        nodes = cpu_hop.learned_rows(lo, hi, nodes, *given)
+
+    def there(lo: int, hi: int) -> None:
+        cpu_hop.learned_rows(lo, hi, -1, *given)
+
+    def name(lo: int, hi: int) -> None:
+        nonlocal nodes
+        nodes = numbering.name_sources(ptr[lo], ptr[hi], out[1], marks, n_id, nodes)
+
+    relay(here, there, name, numbering.cuts(ptr))
+    return _hop(int(ptr[-1]), nodes, ptr, n_id, out)
+
+
+def _targets(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Targets, rows, and whose each row is where that is not the t-th target's."""
+    return rows.targets.numpy(), rows.row.numpy(), NO_PLACES if rows.target is None else rows.target.numpy()
+
+
+def _hop_room(edges: Edges, rows: Rows, most: int) -> tuple[np.ndarray, np.ndarray, tuple]:
+    """ptr, n_id, and (pos, ends, e_id, (weight, prob, scale)) of up to `most` edges."""
+    pos, chance = empty((most,), np.int64), tuple(empty((most,), np.float32) for _ in range(3))
+    e_id = pos if edges.eid is None else empty((most,), np.int64)
+    n_id = empty((rows.targets.numel() + most + 1,), np.int64)
+    return empty((rows.row.numel() + 1,), np.int64), n_id, (pos, empty((2 * most,), np.int64), e_id, chance)
+
+
+def _hop(m: int, nodes: int, ptr: np.ndarray, n_id: np.ndarray, out: tuple) -> tuple[Drawn, Numbered]:
+    pos, ends, e_id, (w, prob, scale) = out
     drawn = Drawn(*map(torch.from_numpy, (ptr, pos[:m], prob[:m], scale[:m])))
     found = map(torch.from_numpy, (n_id[:nodes], ends[: 2 * m].reshape(2, m), e_id[:m], w[:m]))
     return drawn, Numbered(*found)

@@ -35,11 +35,12 @@ def ask(a, b, pos, indices, eid, weight):
 
 
 @part
-def look_up(a, b, pos, indices, eid, weight, local_of, src, e_id, w):
+def look_up(a, b, pos, indices, eid, weight, naming, local_of, src, e_id, w):
     for e in range(np.uint64(a), np.uint64(b)):
-        v = np.int64(indices[np.uint64(pos[e])])
-        src[e] = v
-        prefetch_write(local_of, v)
+        src[e] = np.int64(indices[np.uint64(pos[e])])
+    if naming:
+        for e in range(np.uint64(a), np.uint64(b)):
+            prefetch_write(local_of, src[e])
     if eid.shape[0] > 0:
         for e in range(np.uint64(a), np.uint64(b)):
             e_id[e] = eid[np.uint64(pos[e])]
@@ -79,17 +80,20 @@ def name_targets(dst, known, local_of, n_id):
 
 
 @part
-def finish(looked, named, o, n, target, ptr, pos, indices, eid, weight, local_of, ends, e_id, w, n_id):
-    """What is still to be looked up and numbered of the o edges, and their targets; how many nodes there are."""
-    n = name(named, looked, n, ends, local_of, n_id)
-    look_up(looked, o, pos, indices, eid, weight, local_of, ends, e_id, w)
-    n = name(looked, o, n, ends, local_of, n_id)
-    for t in range(ptr.shape[0] - 1):
+def finish(lo, hi, named, looked, n, target, ptr, pos, indices, eid, weight, naming, local_of, ends, m, e_id, w, n_id):
+    """What is still to be looked up and numbered of the rows lo..hi, and their targets; how many nodes there are."""
+    first, o = ptr[lo], ptr[hi]
+    if naming:
+        n = name(named, looked, n, ends, local_of, n_id)
+    look_up(looked, o, pos, indices, eid, weight, naming, local_of, ends, e_id, w)
+    if naming:
+        n = name(looked, o, n, ends, local_of, n_id)
+    for t in range(lo, hi):
         at = target[t] if target.shape[0] > 0 else t
-        for e in range(np.uint64(o + ptr[t]), np.uint64(o + ptr[t + 1])):
+        for e in range(np.uint64(m + ptr[t]), np.uint64(m + ptr[t + 1])):
             ends[e] = at
     if weight.shape[0] == 0:
-        for e in range(np.uint64(o)):
+        for e in range(np.uint64(first), np.uint64(o)):
             w[e] = np.float32(1.0)
     return n
 
@@ -129,25 +133,35 @@ def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, po
             ptr[t + 1] = o
         ask(drawn, o, pos, indices, eid, weight)
         n = name(named, looked, n, ends, local_of, n_id)
-        look_up(looked, drawn, pos, indices, eid, weight, local_of, ends, e_id, w)
+        look_up(looked, drawn, pos, indices, eid, weight, True, local_of, ends, e_id, w)
         named, looked = looked, drawn
-    return o, finish(looked, named, o, n, target, ptr, pos, indices, eid, weight, local_of, ends, e_id, w, n_id)
+    return o, finish(0, many, named, looked, n, target, ptr, pos, indices, eid, weight, True, local_of, ends, o, e_id,
+                     w, n_id)  # fmt: skip
 
 
 @kernel
-def learned_hop(dst, rows, target, stored, where, ks, how, key, odds, prefix, tree, known, local_of, ptr, pos, ends,
-                e_id, chance, n_id):  # fmt: skip
-    """The same by learned odds, in prefix sums or in a tree: the other one is None. `where` is room."""
-    begin, first, last, indices, weight, eid = bare(stored)
-    dst, rows, target, local_of, ptr, pos, ends, e_id, n_id = bare(
-        (dst, rows, target, local_of, ptr, pos, ends, e_id, n_id)
-    )
+def open_hop(dst, rows, stored, ks, known, local_of, where, ptr, n_id):
+    """Make a hop by learned odds ready: where the rows lie, how many edges each gets, and the targets' numbers."""
+    begin, first, last, _, _, _ = bare(stored)
+    dst, local_of, n_id = bare((dst, local_of, n_id))
+    extents(begin, first, last, rows, NO_PLACES, NO_PLACES, ks, where, ptr)
+    name_targets(dst, known, local_of, n_id)
+
+
+@kernel
+def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, prefix, tree, local_of, ptr, pos, ends,
+                 e_id, chance, n_id):  # fmt: skip
+    """Fill the rows lo..hi by learned odds, in prefix sums or in a tree: the other one is None.
+
+    Sources are numbered from n on, and their number is returned; with n < 0 they keep their global ids.
+    """
+    _, _, _, indices, weight, eid = bare(stored)
+    rows, target, local_of, ptr, pos, ends, e_id, n_id = bare((rows, target, local_of, ptr, pos, ends, e_id, n_id))
     w, prob, scale = bare(chance)
     start, size, loop, loops = bare(where)
     edge, node, eta, shift, root = odds
     edge, node, shift, ks = bare((edge, node, shift, ks))
-    extents(begin, first, last, rows, NO_PLACES, NO_PLACES, ks, where, ptr)
-    many, n, most = rows.shape[0], name_targets(dst, known, local_of, n_id), max(ks[0], 1)
+    most, naming = max(ks[0], 1), n >= 0
     if prefix is not None:
         table, upto = bare(prefix)
         mark, out = np.empty(cpu_prefix.GROUP * most, np.int64), np.empty(most, np.int64)
@@ -156,19 +170,20 @@ def learned_hop(dst, rows, target, stored, where, ks, how, key, odds, prefix, tr
         bits, inner = np.empty(cpu_tree.GROUP * most, np.uint64), np.empty(cpu_tree.TOP + cpu_tree.WIDE)
         outer, total = np.zeros(cpu_tree.BLOCKS + 1), np.empty(cpu_tree.GROUP)
         tops = np.empty(cpu_tree.GROUP, np.int64)
-    looked, named = 0, 0
-    for at in range(0, many, LEARNED):
-        end = min(at + LEARNED, many)
+    looked = named = ptr[lo]
+    for at in range(lo, hi, LEARNED):
+        end = min(at + LEARNED, hi)
         if prefix is not None:
-            prefix_group(at, end, many, rows, start, size, loop, loops, ptr, ks, how, key, indices, edge, node, eta,
+            prefix_group(at, end, hi, rows, start, size, loop, loops, ptr, ks, how, key, indices, edge, node, eta,
                          shift, root, table, upto, mark, out, pos, prob, scale)  # fmt: skip
         if tree is not None:
-            tree_group(at, end, many, rows, start, size, loop, loops, ptr, ks, key, eta, edge, line, sums, bits, inner,
+            tree_group(at, end, hi, rows, start, size, loop, loops, ptr, ks, key, eta, edge, line, sums, bits, inner,
                        outer, total, tops, pos, prob, scale)  # fmt: skip
-        drawn, o = ptr[at], ptr[end]
-        ask(drawn, o, pos, indices, eid, weight)
-        n = name(named, looked, n, ends, local_of, n_id)
-        look_up(looked, drawn, pos, indices, eid, weight, local_of, ends, e_id, w)
+        drawn = ptr[at]
+        ask(drawn, ptr[end], pos, indices, eid, weight)
+        if naming:
+            n = name(named, looked, n, ends, local_of, n_id)
+        look_up(looked, drawn, pos, indices, eid, weight, naming, local_of, ends, e_id, w)
         named, looked = looked, drawn
-    o = ptr[many]
-    return o, finish(looked, named, o, n, target, ptr, pos, indices, eid, weight, local_of, ends, e_id, w, n_id)
+    return finish(lo, hi, named, looked, n, target, ptr, pos, indices, eid, weight, naming, local_of, ends,
+                  ptr[rows.shape[0]], e_id, w, n_id)  # fmt: skip

@@ -25,7 +25,7 @@ def exp3(
 ) -> None:  # fmt: skip
     reward = reward.float().contiguous()
     given = [t.numpy() for t in (sight.pos, sight.prob, sight.scale, reward, edges.first, edges.last, mean, visits)]
-    times = np.empty(reward.numel())
+    times = empty((reward.numel(),), np.float64)
     state = (arms.weight.numpy(), *_sums(arms, edges))
     _spread(cpu_bandit.exp3, scratch, sight, edges, *given, tuple(rule), times, *state)
 
@@ -36,9 +36,14 @@ def track(
 ) -> bool:  # fmt: skip
     ends = tuple(t.numpy() for t in sources)
     edges = tuple(t.numpy() for t in (weight, sight.scale, energy.float().contiguous()))
-    room = empty((len(ends[0]),), np.float64), empty((len(ends[0]),), np.float64)
-    seen = cpu_track.track(ends, sight.row.numel(), edges, *(t.numpy() for t in state), tuple(rule), *room)
-    return bool(seen)
+    (square, visits, level), n_id, m = (t.numpy() for t in state), ends[0], len(ends[1])
+    shares = 1 if m < cpu_track.SHARE else 2
+    cuts, seen = np.arange(shares + 1) * m // shares, empty((2 * shares * len(n_id),), np.float64)
+    over(cpu_track.see, shares, cuts, ends, edges, seen, work=m // shares)
+    many = cpu_track.average(seen, shares, level, rule.few)
+    if many:
+        over(cpu_track.move, len(n_id), n_id, seen, square, visits, level, rule.memory, rule.most)
+    return bool(many)
 
 
 def _sums(arms: Weights, edges: Edges) -> tuple[np.ndarray, np.ndarray]:

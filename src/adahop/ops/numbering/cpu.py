@@ -172,8 +172,12 @@ class _Numbering:
                 plan.fill(lo, hi)
             look_up(lo, hi, self.ptr, self.pos, self.stored, self.target, self.ends)
 
+        def here(lo: int, hi: int) -> None:
+            fill(lo, hi)
+            self.name(lo, hi)
+
         try:
-            relay(fill, self.name, _cuts(work))
+            relay(here, fill, self.name, cuts(work))
         except BaseException:
             self.scratch.fill(-1)
             raise
@@ -185,7 +189,7 @@ class _Numbering:
         self.n = name_sources(a, b, self.src, self.scratch, self.n_id, self.n)
 
 
-def _cuts(work: np.ndarray) -> list[int]:
+def cuts(work: np.ndarray) -> list[int]:
     """Rows in a part per thread; the first part has less work, as the thread that makes it also numbers the nodes."""
     rows, total = len(work) - 1, int(work[-1])
     many = parts(rows, total)
