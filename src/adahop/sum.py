@@ -174,6 +174,7 @@ class Conv(nn.Module):
 
     attends = False  # whether a_ij comes from scores of both ends, see `Attention`
     reads_own = True  # whether the target's own h has a part in the scores or in `update`
+    ends_width = 1  # numbers that an end of an edge brings to its score
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +258,6 @@ class Attention(Conv):
     """a_ij = softmax over j of a score that both ends have a part in, and U e_ij where edges have features."""
 
     attends = True
-    ends_width: int  # numbers that an end brings to a score
 
     def __init__(self, form: str):
         super().__init__()

@@ -45,7 +45,6 @@ class GNN(nn.Module):
     weights = "fixed"  # how a_ij comes about, see `adahop.methods`
     estimators: tuple[str, ...] = ESTIMATORS  # that it has sums for
     typed = False  # whether it is a model over nodes of several types, with several relations
-    edge_width = 1  # numbers that a layer keeps per edge
     activation = "relu"  # of arch="plain"; the residual skeleton has tanh
 
     def __init__(
@@ -263,7 +262,8 @@ class GNN(nn.Module):
         was, _ = self.training, self.eval()
         try:
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
-            cuts = ranges(graph.begin(slice(None)), edges or (1 << 24) // max(self.edge_width, 32), low, high)
+            most = (1 << 24) // max(32, *(conv.ends_width for conv in self.layers()))  # numbers kept per edge
+            cuts = ranges(graph.begin(slice(None)), edges or most, low, high)
             h = self.embedded(x, low, high)
             again = self.encoder is not None and x.shape[1] <= self.widths[0]  # x is read again: less than h to hold
             state = {} if again else self.carried(h)

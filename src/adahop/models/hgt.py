@@ -66,7 +66,7 @@ class HGTConv(Conv):
         super().__init__()
         if width % heads:
             raise InputError(f"`hidden` must be divisible by the {heads} heads, got {width}")
-        self.schema, self.heads, self.width = schema, heads, width // heads
+        self.schema, self.heads, self.width, self.ends_width = schema, heads, width // heads, width
         self.key, self.query, self.value, self.out = (own_maps(schema, width, width) for _ in range(4))
         relations, d = len(schema.relations), self.width
         self.match, self.pass_on = (nn.Parameter(torch.empty(relations, heads, d, d)) for _ in range(2))
@@ -226,7 +226,6 @@ class HGT(TypedGNN):
     def __init__(self, inputs: Schema, hidden: int, outputs: int, heads: int = 4, **options: Any):
         self.heads = count(heads, 1, "heads")
         super().__init__(inputs, hidden, outputs, **options)
-        self.edge_width = hidden
 
     def wraps(self) -> bool:
         return True
