@@ -149,6 +149,18 @@ def whole(values: Any, what: str) -> Tensor:
     return t.long()
 
 
+def edge_pairs(values: Any, what: str = "edge_index") -> Tensor:
+    """Edges as [2, E] int64, sources and targets."""
+    t = as_tensor(values, what)
+    if t.numel() == 0:
+        t = t.reshape(2, 0).long()
+    if t.dim() != 2 or t.shape[0] != 2:
+        raise InputError(f"`{what}` must have shape [2, E], got {tuple(t.shape)}")
+    if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+        raise KindError(f"`{what}` must hold whole numbers, got dtype {t.dtype}")
+    return t.long()
+
+
 def in_range(ids: Tensor, n: int, what: str) -> Tensor:
     """Every id in [0, n); the error names the first that is not."""
     low, high = map(int, torch.aminmax(ids)) if ids.numel() else (0, n - 1)

@@ -66,7 +66,6 @@ class Rows(NamedTuple):
     until: Tensor | None = None  # [T] a place
     relation: Tensor | None = None  # [T] the relation of each row
     ptr: Tensor | None = None  # [D + 1] the batch's target i has the rows ptr[i]:ptr[i + 1] of these
-    tree: Tensor | None = None  # [D] the seed a target was reached from, where every seed has a tree of its own
     weigh: Tensor | None = None  # [D] how much a target's error counts in the sums above, where that decides its share
 
     @property
