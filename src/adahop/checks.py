@@ -19,7 +19,7 @@ from adahop.errors import IdError, InputError, KindError, RoomError, no_room
 
 @contextlib.contextmanager
 def room_for(what: str) -> Iterator[None]:
-    """Within, running out of memory says what needed how much."""
+    """Inside, an out-of-memory error names what needed how much."""
     try:
         yield
     except (MemoryError, RuntimeError) as e:

@@ -539,7 +539,7 @@ class OnGraph(nn.Module):
         return self
 
     def moved(self) -> None:
-        """What depends on where the state lies is made anew."""
+        """Rebuild what depends on the device of the state."""
 
 
 def _small(ids: Tensor, n: int) -> Tensor:

@@ -42,7 +42,7 @@ FIXED, ENDS, PAIRS, OTHER = "fixed", "ends", "pairs", "other"  # and "relations"
 
 @dataclass(frozen=True)
 class Method:
-    """A named preset. `state` says what it keeps, in words and bytes; `models` which models it can serve."""
+    """A named preset. `state` describes the memory it needs; `models` are the models it supports."""
 
     name: str
     family: str  # node-wise, layer-wise or subgraph
@@ -206,7 +206,7 @@ def register(
 
 
 def _try(kind: type[Policy], options: dict[str, Any]) -> None:
-    """A policy gives odds that can be drawn from; one that has to be told of the model is not tried."""
+    """A policy gives odds that can be drawn from; one that needs facts about the model is not tried."""
     graph = Graph.from_edge_index(SMALL, num_nodes=6)
     takes = inspect.signature(kind)
     try:
@@ -249,7 +249,7 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
 
 
 def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a method with these options has to be told of the data and the model."""
+    """The facts about data and model that a method with these options needs."""
     policy = part(method, options, "policy")
     return (*method.needs, *(POLICIES[policy].needs if policy in POLICIES else ()))
 

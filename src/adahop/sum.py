@@ -189,8 +189,8 @@ class Conv(nn.Module):
                 listener(made)
 
     @contextlib.contextmanager
-    def unheard(self) -> Iterator[None]:
-        """Inside, no listener is told."""
+    def without_listeners(self) -> Iterator[None]:
+        """Inside, no listener is called."""
         self.listeners, kept = [], self.listeners
         try:
             yield
@@ -603,7 +603,7 @@ class AttentionVariate(Variate):
     """A control variate for attention: numerator and normaliser over all neighbours from H, corrected by the sample.
 
     num = sum over all of w' H_j + sum over S of scale (w h_j - w' H_j), den likewise; the output is num / den, with
-    w = e^score from h and w' = (1 - noise) e^score from H. Scores take today's parameters, so that only H is old.
+    w = e^score from h and w' = (1 - noise) e^score from H. Scores take the current parameters, so that only H is old.
     """
 
     shaped = False

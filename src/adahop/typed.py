@@ -230,7 +230,7 @@ def most_into(relations: tuple[Relation, ...]) -> int:
 
 
 def unknown(relation: Any, relations: Iterable[Relation], what: str) -> InputError:
-    """What to say of a relation that is not among those of the graph."""
+    """The error for a relation that is not among those of the graph."""
     known = {"__".join(r): r for r in relations}
     given = relation if isinstance(relation, str) else "__".join(map(str, relation)) if _named(relation) else ""
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.5) or [

@@ -25,7 +25,7 @@ State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 
 
 class Parts(Protocol):
-    """Several processes' pass over the graph: the rows of this one, and h of all from everyone's."""
+    """Several processes' pass over the graph: the rows of this one, and h of all rows from those of every process."""
 
     rows: tuple[int, int]
 
@@ -115,7 +115,7 @@ class GNN(nn.Module):
             if mean is not None and layer <= parted[-1]:
                 path.at(layer).mean = mean.at(layer)
                 if layer < parted[-1]:
-                    with self.layers()[layer].unheard():
+                    with self.layers()[layer].without_listeners():
                         mean.step(layer, block)
             path.step(layer, block)
         return path.h
@@ -149,7 +149,7 @@ class GNN(nn.Module):
         return h if self.decoder is None else self.decoder(self.drop(h))
 
     def first_norms(self, x: Tensor) -> Tensor:
-        """|m|^2 of what rows of x say to the first layer's sum before their coefficients, the mean over heads."""
+        """|m|^2 of the first layer's messages from rows of x, without coefficients, the mean over heads."""
         conv = self.layers()[0]
         norm = Values(x, self.encoder).norms(conv.kernel() if conv.narrows() else None)
         return norm if norm.dim() == 1 else norm.mean(1)

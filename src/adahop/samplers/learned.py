@@ -82,7 +82,7 @@ class ASGCN(LayerSampler):
         return total
 
     def variance(self, layer: int, block: Block, left: Tensor, energy: Tensor) -> Tensor:
-        """V(theta) from the edges `left` to chance; its value is that of today's theta, its gradient is what counts."""
+        """V(theta) from the edges `left` to chance; its value is that of the current theta, its gradient counts."""
         nodes, at = block.src[left].unique(return_inverse=True)
         g = self.score(layer, self.features[block.n_id[nodes]].to(self.w.dtype) @ self.w[layer])
         ratio = g / g.detach()

@@ -60,7 +60,7 @@ def inclusion(w: Tensor, row: Tensor, rows: int, k: Tensor, eta: float) -> Tenso
 
 
 def weigh(place: Tensor, row: Tensor, rows: Tensor, indices: Tensor, odds: Odds) -> Tensor:
-    """The weights of the given places; `rows` are the graph's, `row` says which of them a place is in."""
+    """The weights of the given places; `rows` are the graph's, `row` is the row of each place among them."""
     w = torch.ones(place.numel(), dtype=torch.double, device=place.device)
     if odds.edge is not None:
         w = odds.edge[place].double()
