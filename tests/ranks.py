@@ -91,7 +91,6 @@ def parted(rank: int, size: int, home: Path) -> dict:
         if rank == 0:
             torch.save(r.model.state_dict(), home / f"{method}.pt")
         out[method] = {"steps": r.steps, "loss": [row["loss"] for row in r.history], "test": r.test, "val": r.val}
-    out["bytes"] = shard.bytes()
     out["blocks"] = blocks(Shard(home / "range", rank, size, "range"))
     for method, why in {"labor": "node-wise", "s-gcn": "estimator"}.items():
         try:

@@ -36,7 +36,7 @@ from adahop.config import Config
 from adahop.convert import convert
 from adahop.features import Schema
 from adahop.history import History
-from adahop.methods import METHODS
+from adahop.methods import METHODS, parameters
 from adahop.policies import POLICIES
 from adahop.records import Records
 from conftest import toy_data
@@ -170,7 +170,7 @@ def calls(tmp_path: Path) -> dict[str, Call]:
 
 
 def _defaults(f: Any, *hidden: str) -> dict[str, Any]:
-    known = inspect.signature(f).parameters.items()
+    known = parameters(f).items()
     return {k: p.default for k, p in known if p.default is not p.empty and k not in hidden}
 
 
@@ -196,7 +196,8 @@ EXEMPT = {
     "models.BreadthConv", "models.TypedGNN", "Graph.of_relation", "Graph.relations", "Graph.to_data",
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
     "Graph.num_edges", "Graph.num_nodes", "Graph.row", "Graph.rows", "Graph.num_rows", "Graph.num_sources",
-    "Graph.soon", "Graph.at", "Graph.attr", "Graph.attr_sums", "Graph.described", "Graph.undescribed",
+    "Graph.soon", "Graph.at", "Graph.begin", "Graph.in_edges", "Graph.attr", "Graph.attr_sums",
+    "Graph.described", "Graph.undescribed",
     "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Loader.batch", "Loader.seeds", "Loader.seeds_of",
     "Loader.sample", "Loader.view", "Loader.pack", "Loader.unpack", "Loader.state_dict",
     "diagnostics.Measured",

@@ -1,6 +1,6 @@
 """Typed graphs: rgcn and hgt with all neighbours, learned draws and uniform draws; settings by validation, ten seeds.
 
-    python lab/benchmarks/typed_scores.py ../shared/data/acm.npz ../shared/data/freebase.npz planted --processes 2
+    python lab/benchmarks/typed_scores.py acm.npz freebase.npz planted --processes 2
 
 Candidates, fixed beforehand: rate in {.003, .01} and dropout in {.2, .5}; every arm takes the pair with the best mean
 validation score over seeds 100 to 102, then runs seeds 0 to 9. One row per run is appended to --out as it ends, and

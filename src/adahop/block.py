@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from adahop.ops import Drawn, Numbered, Rows, pointer, segment_of, spans
+from adahop.ops import Drawn, Numbered, Rows, segment_of
 
 
 class Seeds(NamedTuple):
@@ -63,32 +62,6 @@ class Block(NamedTuple):
     @property
     def num_edges(self) -> int:
         return self.edge_index.shape[1]
-
-    def of_relation(self, relation: int) -> Block:
-        """The edges of one relation, with all the targets and nodes of this block."""
-        return self.by_relation(relation + 1)[relation]
-
-    def by_relation(self, relations: int) -> list[Block]:
-        """The block of each of so many relations, with all the targets and nodes of this one: its edges are put
-        together by relation once, and each block is a slice of them."""
-        assert self.row is not None and self.row_ptr is not None and self.relation is not None
-        order = torch.argsort(self.relation, stable=True)  # of rows: those of a target follow one another
-        size = self.row_ptr.diff()[order]
-        rows = pointer(torch.bincount(self.relation, minlength=relations)).tolist()
-        row_ptr, row, relation = pointer(size), self.row[order], self.relation[order]
-        edge = spans(self.row_ptr[:-1][order], size)[1]
-        edge_index = self.edge_index[:, edge]
-        e_id, weight, prob, scale, pos = (t[edge] for t in (self.e_id, self.weight, self.prob, self.scale, self.pos))
-        out, attr = [], self.attr
-        for r, cut in enumerate(row_ptr[rows[: relations + 1]].tolist()[:-1]):
-            own = slice(rows[r], rows[r + 1])
-            of = slice(cut, int(row_ptr[rows[r + 1]]))
-            ptr = pointer(torch.bincount(edge_index[1, of], minlength=self.num_dst))
-            out.append(Block(
-                self.n_id, self.num_dst, edge_index[:, of], e_id[of], weight[of], prob[of], scale[of], ptr, pos[of], 0,
-                row[own], row_ptr[rows[r] : rows[r + 1] + 1] - cut, relation[own], None, attr and (attr[r],),
-            ))  # fmt: skip
-        return out
 
     def is_self(self) -> Tensor:
         """[M] whether the edge is a self-loop."""

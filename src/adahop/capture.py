@@ -118,7 +118,7 @@ class DeviceSteps(Steps):
         return loss
 
     def record(self, size: int) -> bool:
-        """Capture a step of this size; whatever stands in the way is said once, and steps go on one by one."""
+        """Capture a step of this size; what prevents it is warned of once, and steps then run eagerly."""
         seeds = torch.zeros(size, dtype=torch.long, device=self.nodes.device)
         graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
         try:
@@ -145,7 +145,7 @@ def _restore(chance: Tensor) -> None:
 
 
 def steps(run: Run) -> Steps:
-    """The steps of a run: on the device where its sampler can draw in a fixed shape, captured unless told not to."""
+    """The steps of a run: on the device where its draws have a fixed shape, captured unless `capture` is False."""
     wanted, cuda = run.config.capture, run.config.device.startswith("cuda")
     why = None
     if not cuda:

@@ -19,7 +19,7 @@ from adahop.errors import IdError, InputError, KindError, RoomError, no_room
 
 @contextlib.contextmanager
 def room_for(what: str) -> Iterator[None]:
-    """Within, running out of memory says what needed how much."""
+    """Inside, an out-of-memory error names what needed how much."""
     try:
         yield
     except (MemoryError, RuntimeError) as e:
@@ -146,6 +146,18 @@ def whole(values: Any, what: str) -> Tensor:
         raise KindError(f"`{what}` must hold whole numbers, got dtype {t.dtype}")
     if t.dim() != 1:
         raise InputError(f"`{what}` must be one-dimensional, got shape {tuple(t.shape)}")
+    return t.long()
+
+
+def edge_pairs(values: Any, what: str = "edge_index") -> Tensor:
+    """Edges as [2, E] int64, sources and targets."""
+    t = as_tensor(values, what)
+    if t.numel() == 0:
+        t = t.reshape(2, 0).long()
+    if t.dim() != 2 or t.shape[0] != 2:
+        raise InputError(f"`{what}` must have shape [2, E], got {tuple(t.shape)}")
+    if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+        raise KindError(f"`{what}` must hold whole numbers, got dtype {t.dtype}")
     return t.long()
 
 

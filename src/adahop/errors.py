@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Something a user passed in cannot be used; the message says what must hold, on one line."""
+    """Something a user passed in cannot be used; the message states what must hold, on one line."""
 
     def __init__(self, sentence: str = ""):
         super().__init__(" ".join(str(sentence).split()))  # a tensor's repr has many
@@ -19,10 +19,10 @@ class KindError(InputError, TypeError):
 
 
 class RoomError(InputError, MemoryError):
-    """There is not enough memory; the message says for what, and how much."""
+    """There is not enough memory; the message states for what, and how much."""
 
 
 def no_room(e: BaseException) -> bool:
-    """Whether an error says that memory ran out; torch says RuntimeError for it, on any device."""
+    """Whether an error means that memory ran out; torch raises RuntimeError for it, on any device."""
     words = ("out of memory", "can't allocate memory", "Unable to allocate")
     return isinstance(e, MemoryError) or any(s in str(e) for s in words)

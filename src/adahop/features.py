@@ -291,7 +291,7 @@ class TypedRows:
 class Features:
     """Rows of x, in any floating dtype, on the GPU or in pinned host memory (then with copies of `cache` rows near).
 
-    With `cache`, the rows that `often` says are read most have a copy on the device; kernels read the others over the
+    With `cache`, the rows that are read most, by `often`, have a copy on the device; kernels read the others over the
     bus. `hit_rate` says what share of the sampled rows was near since it was asked last.
     """
 
@@ -333,7 +333,7 @@ class Features:
 
     @torch.no_grad()
     def renew(self, norms: Callable[[Tensor], Tensor]) -> None:
-        """What `energies` takes for |m|^2 of a row from now on: what `norms` says of its raw features."""
+        """What `energies` takes for |m|^2 of a row from now on: `norms` of its raw features."""
         for at in range(0, len(self.value), 1 << 16):
             part = self.value[at : at + (1 << 16)].to(self.square.device).float()
             self.square[at : at + len(part)] = norms(part)

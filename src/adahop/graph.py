@@ -17,10 +17,10 @@ from adahop.block import Block, as_block
 from adahop.checks import (
     InputError,
     KindError,
-    as_tensor,
     count,
     device_of,
     edge_features,
+    edge_pairs,
     edge_weights,
     flag,
     in_range,
@@ -111,16 +111,9 @@ class Graph:
 
         `edge_attr` has a row of features per edge.
         """
-        ei = as_tensor(edge_index, "edge_index")
-        if ei.numel() == 0:
-            ei = ei.reshape(2, 0).long()
-        if ei.dim() != 2 or ei.shape[0] != 2:
-            raise InputError(f"`edge_index` must have shape [2, E], got {tuple(ei.shape)}")
-        if ei.is_floating_point() or ei.is_complex() or ei.dtype == torch.bool:
-            raise KindError(f"`edge_index` must hold whole numbers, got dtype {ei.dtype}")
-        src, dst = ei[0].long(), ei[1].long()
+        src, dst = edge_pairs(edge_index)
         if num_nodes is None:
-            num_nodes = int(ei.max()) + 1 if ei.numel() else 0
+            num_nodes = int(torch.maximum(src, dst).max()) + 1 if src.numel() else 0
         n = count(num_nodes, 0, "num_nodes")
         in_range(src, n, "edge_index[0]")
         in_range(dst, n, "edge_index[1]")
@@ -546,7 +539,7 @@ class OnGraph(nn.Module):
         return self
 
     def moved(self) -> None:
-        """What depends on where the state lies is made anew."""
+        """Rebuild what depends on the device of the state."""
 
 
 def _small(ids: Tensor, n: int) -> Tensor:

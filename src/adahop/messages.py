@@ -27,7 +27,7 @@ class Ends(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """m_ij = coef_ij W h_j, less what a memory had said of it before (`old`: coefficients and h of that time).
+    """m_ij = coef_ij W h_j, less its remembered value, where there is a memory (`old`: remembered coefficients and h).
 
     A layer hands it to its listeners while it runs: weights are today's then, and what is asked later may not be.
     """
@@ -60,7 +60,7 @@ class Messages(NamedTuple):
         return [(0, self)]
 
     def read(self, reading: Reading) -> Tensor:
-        """What a reading says of every edge."""
+        """The value of a reading for every edge."""
         return reading(self.per_edge())
 
 
@@ -100,7 +100,7 @@ class TypedMessages(NamedTuple):
 Reading = Callable[[Messages], Tensor]  # of every edge a number, or a row of them
 
 
-class Speaker(Protocol):
+class HasListeners(Protocol):
     """A layer that hands its messages to listeners."""
 
     listeners: list[Callable[[Messages], None]]

@@ -42,7 +42,7 @@ FIXED, ENDS, PAIRS, OTHER = "fixed", "ends", "pairs", "other"  # and "relations"
 
 @dataclass(frozen=True)
 class Method:
-    """A named preset. `state` says what it keeps, in words and bytes; `models` which models it can serve."""
+    """A named preset. `state` describes the memory it needs; `models` are the models it supports."""
 
     name: str
     family: str  # node-wise, layer-wise or subgraph
@@ -74,7 +74,7 @@ def node_wise(
     """Any policy with any draw; what is left of the options is the policy's."""
     kind = POLICIES[one_of(policy, POLICIES, "policy")]
     sampler = NeighborSampler(graph, sizes, None, draw, seed, budget, storage)
-    place = placed(storage, inspect.signature(kind.__init__).parameters, f"policy '{policy}'")
+    place = placed(storage, parameters(kind), f"policy '{policy}'")
     sampler.policy = kind(graph, len(sampler.sizes), **place, **options)
     sampler.policy.prepare(draw, sampler.fan_out)
     return sampler
@@ -82,8 +82,19 @@ def node_wise(
 
 def policy_options(policy: str) -> list[str]:
     """What a policy takes by name."""
-    takes = inspect.signature(POLICIES[policy].__init__).parameters
-    return [p for p in takes if p not in ("self", "graph", "layers", "storage")]
+    return [p for p in parameters(POLICIES[policy]) if p not in ("graph", "layers", "storage")]
+
+
+def parameters(build: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What something is made from, by name. What a class hands on as **options is what the next of its bases takes."""
+    takes: dict[str, inspect.Parameter] = {}
+    own = inspect.signature(build).parameters
+    for base in build.__mro__[1:] if isinstance(build, type) else ():
+        if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            break
+        takes |= {name: p for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
+        own = inspect.signature(base).parameters
+    return {**own, **takes}
 
 
 def placed(storage: Storage, takes: Mapping[str, Any], what: str) -> dict[str, Storage]:
@@ -141,7 +152,7 @@ def make(
     """
     preset = METHODS[one_of(method, METHODS, "method")]
     check_options(preset, options)
-    place = placed(storage, inspect.signature(preset.build).parameters, f"method '{method}'")
+    place = placed(storage, parameters(preset.build), f"method '{method}'")
     with room_for(f"the state of method '{method}'"):
         return preset.build(graph, sizes, seed=seed, **{**preset.options, **options}, **place)
 
@@ -195,7 +206,7 @@ def register(
 
 
 def _try(kind: type[Policy], options: dict[str, Any]) -> None:
-    """A policy gives odds that can be drawn from; one that has to be told of the model is not tried."""
+    """A policy gives odds that can be drawn from; one that needs facts about the model is not tried."""
     graph = Graph.from_edge_index(SMALL, num_nodes=6)
     takes = inspect.signature(kind)
     try:
@@ -214,14 +225,14 @@ def _try(kind: type[Policy], options: dict[str, Any]) -> None:
 
 def part(method: Method, options: Mapping[str, Any], name: str) -> Any:
     """The policy or the draw that a method has with these options; None where it has no such part."""
-    takes = inspect.signature(method.build).parameters
+    takes = parameters(method.build)
     own = takes[name].default if name in takes else None
     return options.get(name, method.options.get(name, own))
 
 
 def check_options(method: Method, options: Mapping[str, Any]) -> None:
     """Every option is one of the method's, or of its policy's; the parts that are named exist."""
-    takes = inspect.signature(method.build).parameters
+    takes = parameters(method.build)
     ours = ("graph", "sizes", "seed", "storage")
     known = [name for name, p in takes.items() if p.kind is not p.VAR_KEYWORD and name not in ours]
     policy, draw = part(method, options, "policy"), part(method, options, "draw")
@@ -238,7 +249,7 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
 
 
 def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a method with these options has to be told of the data and the model."""
+    """The facts about data and model that a method with these options needs."""
     policy = part(method, options, "policy")
     return (*method.needs, *(POLICIES[policy].needs if policy in POLICIES else ()))
 

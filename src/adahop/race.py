@@ -68,7 +68,7 @@ class Arm:
 
 
 class Race:
-    """Which arm runs now, and what the others have reached. `judged` is told of every epoch and moves the run on."""
+    """The running arm, and what the others have reached. `judged` is called after every epoch and moves the run on."""
 
     def __init__(self, first: int, second: int):
         self.ends = (SHARED, SHARED + first, SHARED + first + second)  # the epoch at which each stage ends

@@ -77,7 +77,7 @@ class Average:
             mean.copy_(kept)
 
     @contextlib.contextmanager
-    def worn(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Inside, the model has the average for its weights."""
         pairs = list(zip(self.mean, self.model.parameters(), strict=bool(self.keep)))
         for mean, p in pairs:
@@ -90,7 +90,7 @@ class Average:
 
 
 def inputs_of(data: NodeData, model: str) -> int | Schema:
-    """What a model is told of the data's features."""
+    """The inputs of a model: the width of the features, or the schema of a typed graph."""
     typed, fitting = data.graph.types is not None, [k for k, m in models.MODELS.items() if m.typed]
     if typed != models.MODELS[model].typed:
         known = fitting if typed else [k for k in models.MODELS if k not in fitting]
@@ -100,7 +100,7 @@ def inputs_of(data: NodeData, model: str) -> int | Schema:
 
 
 def edges_of(graph: Graph) -> int | tuple[int, ...]:
-    """What a model is told of the features of edges."""
+    """The width of the edge features that a model reads, per relation in a typed graph."""
     if graph.attr is None:
         return 0
     return graph.attr.widths[0] if graph.types is None else graph.attr.widths
@@ -198,7 +198,7 @@ class Run:
         self.result.steps += 1
 
     def renew(self) -> None:
-        """What a GPU's first layer says of its messages' size: it sums raw features, and never forms the messages."""
+        """Renew the message norms of a GPU's first layer, which sums raw features and never forms the messages."""
         if self.features is not None and self.sampler.listens and self.model.memory(0) is None:
             self.features.renew(self.model.first_norms)
 

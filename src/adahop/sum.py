@@ -174,6 +174,7 @@ class Conv(nn.Module):
 
     attends = False  # whether a_ij comes from scores of both ends, see `Attention`
     reads_own = True  # whether the target's own h has a part in the scores or in `update`
+    ends_width = 1  # numbers that an end of an edge brings to its score
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,8 +189,8 @@ class Conv(nn.Module):
                 listener(made)
 
     @contextlib.contextmanager
-    def unheard(self) -> Iterator[None]:
-        """Inside, no listener is told."""
+    def without_listeners(self) -> Iterator[None]:
+        """Inside, no listener is called."""
         self.listeners, kept = [], self.listeners
         try:
             yield
@@ -257,7 +258,6 @@ class Attention(Conv):
     """a_ij = softmax over j of a score that both ends have a part in, and U e_ij where edges have features."""
 
     attends = True
-    ends_width: int  # numbers that an end brings to a score
 
     def __init__(self, form: str):
         super().__init__()
@@ -603,7 +603,7 @@ class AttentionVariate(Variate):
     """A control variate for attention: numerator and normaliser over all neighbours from H, corrected by the sample.
 
     num = sum over all of w' H_j + sum over S of scale (w h_j - w' H_j), den likewise; the output is num / den, with
-    w = e^score from h and w' = (1 - noise) e^score from H. Scores take today's parameters, so that only H is old.
+    w = e^score from h and w' = (1 - noise) e^score from H. Scores take the current parameters, so that only H is old.
     """
 
     shaped = False

@@ -77,7 +77,7 @@ def fit(
     say which `noise` they had, and `Result.race` why it was chosen. The seed resets the model, its dropout and the
     sampler: a run is the same alone or after others, and torch's own random state is left as it was. `probe` sees the
     step, the model and the sampler after every step, and must leave them as they are (see `diagnostics.Probe`).
-    `checkpoint` is a folder, or `Checkpoints` with more to say: the run's state is kept there as it goes, and where one
+    `checkpoint` is a folder, or `Checkpoints` with more options: the run's state is written there as it goes; where one
     is found, the run goes on from it and ends as if it had never stopped.
 
     >>> import adahop
@@ -153,7 +153,7 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
     try:
         while not run.over():
             _epoch(run, after)
-            with run.average.worn(), room_for("evaluation with every neighbour"):
+            with run.average.applied(), room_for("evaluation with every neighbour"):
                 judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
                 row = run.closed(judged.scores())
             if run.race is not None:

@@ -16,9 +16,9 @@ from adahop.block import Block
 from adahop.checks import (
     InputError,
     KindError,
-    as_tensor,
     count,
     edge_features,
+    edge_pairs,
     edge_weights,
     in_range,
     node_ids,
@@ -210,15 +210,6 @@ class TypedBatch(NamedTuple):
         joined = torch.cat(list(reversed(values)))
         return {r: joined[at] for r, at in self.edge.items()}
 
-    def by_block(self, values: Mapping[Relation, Tensor], blocks: Sequence[Block]) -> list[Tensor]:
-        """The way back: one tensor per relation as one per block, input layer first."""
-        some = next(iter(values.values()))
-        many = [b.num_edges for b in reversed(blocks)]
-        joined = some.new_zeros(sum(many), *some.shape[1:])
-        for relation, at in self.edge.items():
-            joined[at] = values[relation]
-        return list(joined.split(many))[::-1]
-
 
 def _relation(block: Block) -> Tensor:
     """[M] the relation of each edge of a block; a block of a layer that was skipped has none."""
@@ -239,7 +230,7 @@ def most_into(relations: tuple[Relation, ...]) -> int:
 
 
 def unknown(relation: Any, relations: Iterable[Relation], what: str) -> InputError:
-    """What to say of a relation that is not among those of the graph."""
+    """The error for a relation that is not among those of the graph."""
     known = {"__".join(r): r for r in relations}
     given = relation if isinstance(relation, str) else "__".join(map(str, relation)) if _named(relation) else ""
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.5) or [
@@ -278,7 +269,9 @@ def check_relations(num_nodes: Any, edge_index: Any, weight: Any = None, edge_at
             raise InputError(f"a relation must be (source type, name, target type), got {key!r}")
         for part in (key[0], key[2]):
             one_of(part, sizes, f"edge_index[{key}]'s node type")
-        edges[key] = _pairs(pairs, sizes[key[0]], sizes[key[2]], f"edge_index[{key}]")
+        edges[key] = edge_pairs(pairs, what := f"edge_index[{key}]")
+        for side, kind in enumerate((key[0], key[2])):
+            in_range(edges[key][side], sizes[kind], f"{what}[{side}]")
     each = None
     if weight is not None:
         _by_relation(weight, edges, "weight")
@@ -311,19 +304,6 @@ def _by_relation(values: Any, edges: dict[Relation, Tensor], what: str) -> None:
 
 def _kind(value: Any) -> str:
     return "an empty one" if isinstance(value, Mapping) else type(value).__name__
-
-
-def _pairs(values: Any, sources: int, targets: int, what: str) -> Tensor:
-    ei = as_tensor(values, what)
-    if ei.numel() == 0:
-        ei = ei.reshape(2, 0).long()
-    if ei.dim() != 2 or ei.shape[0] != 2:
-        raise InputError(f"`{what}` must have shape [2, E], got {tuple(ei.shape)}")
-    if ei.is_floating_point() or ei.is_complex() or ei.dtype == torch.bool:
-        raise KindError(f"`{what}` must hold whole numbers, got dtype {ei.dtype}")
-    in_range(ei[0], sources, f"{what}[0]")
-    in_range(ei[1], targets, f"{what}[1]")
-    return ei.long()
 
 
 def of_hetero(data: HeteroData, edge_attr: bool = True) -> Edged:

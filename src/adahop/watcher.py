@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from adahop.messages import Messages, Reading, Speaker, energy
+from adahop.messages import HasListeners, Messages, Reading, energy
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def watch(model: nn.Module, reads: Reading | None = energy) -> Iterator[list[Ten
 
 
 @contextlib.contextmanager
-def listen(conv: Speaker, listener: Callable[[Messages], None]) -> Iterator[None]:
+def listen(conv: HasListeners, listener: Callable[[Messages], None]) -> Iterator[None]:
     """Inside, one of our layers hands its messages to the listener, beside those that it has."""
     conv.listeners.append(listener)
     try:

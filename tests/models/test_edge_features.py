@@ -119,9 +119,9 @@ def test_hgt_reads_them_in_its_scores():
     graph = data.graph.normalized(*model.graph)
     block = graph.in_edges(range(graph.num_nodes))
     h = encoded(model, data)
-    with_them, maps = conv.said(h, conv.asked(h, block), block).score, conv.of_edges
+    with_them, maps = conv.scored(h, conv.asked(h, block), block).score, conv.of_edges
     conv.of_edges = torch.nn.ModuleDict()
-    plain = conv.said(h, conv.asked(h, block), block).score
+    plain = conv.scored(h, conv.asked(h, block), block).score
     conv.of_edges = maps
     relation = block.relation.repeat_interleave(block.row_ptr.diff())
     for edge in range(0, block.num_edges, 7):
@@ -294,9 +294,11 @@ def test_blocks_have_the_rows_of_their_edges():
     data = typed()
     (block,) = adahop.make("ladies", data.graph, [9]).sample(range(75))
     each = block.relation.repeat_interleave(block.row_ptr.diff())
-    for r, part in enumerate(block.by_relation(len(RELATIONS))):
+    for r, part in enumerate(models.typed.sliced(block, data.x.schema)):
         mine = block.e_id[each == r] - data.graph.types.starts[r]
-        assert torch.equal(block.attr[r], data.attr[RELATIONS[r]][mine]) and torch.equal(part.attr[0], block.attr[r])
+        assert torch.equal(block.attr[r], data.attr[RELATIONS[r]][mine]) and torch.equal(
+            part.block.attr[0], block.attr[r]
+        )
     graph = described().graph
     (block, _) = adahop.make("cluster-gcn", graph, [1, 1], parts=2).sample(range(20))
     assert torch.equal(block.attr[0], graph.attr.tables[0][block.e_id])

@@ -188,8 +188,6 @@ def test_a_batch_by_type_holds_the_edges_drawn(merged):
         assert bool((col < found[hop]).all())  # the target of an edge was found before
     assert {t: sum(hops) for t, hops in batch.num_nodes.items()} == {t: len(v) for t, v in batch.n_id.items()}
     assert batch.n_id["user"].unique().numel() == batch.n_id["user"].numel()
-    back = batch.by_block(scale, blocks)
-    assert all(torch.equal(a, b.scale) for a, b in zip(back, blocks, strict=True))
     x = torch.arange(42.0)
     n_id = numbering.n_id if merged else blocks[0].n_id
     assert torch.equal(x[n_id][batch.node["item"]] - 12, batch.n_id["item"].float())
@@ -203,22 +201,6 @@ def test_a_skipped_layer_and_an_empty_batch_have_every_entry():
         batch = g.types.batch(sampler.sample(seeds))
         assert all(len(v) == 3 for v in batch.num_nodes.values()) and all(len(v) == 2 for v in batch.num_edges.values())
         assert batch.edge_index[LIKE].shape == (2, 0) and batch.edge_index[LIKE].dtype == torch.int64
-
-
-def test_the_blocks_of_all_relations_are_slices():
-    g = typed()
-    block = make("graphsage", g, [2], draw="poisson").sample(range(42))[0]
-    parts = block.by_relation(5)
-    for r, part in enumerate(parts):
-        one = block.of_relation(r)
-        kept = block.relation.repeat_interleave(block.row_ptr.diff()) == r
-        for name in ("e_id", "weight", "prob", "scale", "pos"):
-            assert torch.equal(getattr(part, name), getattr(block, name)[kept])
-            assert torch.equal(getattr(part, name), getattr(one, name))
-        assert torch.equal(part.edge_index, block.edge_index[:, kept]) and bool((part.relation == r).all())
-        assert torch.equal(part.ptr, ops.pointer(torch.bincount(part.dst, minlength=42)))
-        assert int(part.row_ptr[0]) == 0 and int(part.row_ptr[-1]) == part.num_edges
-        assert torch.equal(part.row_ptr.diff(), block.row_ptr.diff()[block.relation == r])
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from adahop.convert import convert
 
 
 def start(source: list[str], out: str, **options: Any) -> None:
-    """Convert, with a bar per file (without a terminal: a line), and say what was written."""
+    """Convert, with a bar per file (without a terminal: a line), and print what was written."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:

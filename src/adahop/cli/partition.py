@@ -16,7 +16,7 @@ from adahop.mapped.folder import MANIFEST
 
 
 def start(dataset: str, out: str, parts: int, how: str) -> None:
-    """Write the parts and say how large they are."""
+    """Write the parts and print their sizes."""
     data = load(dataset)
     cuts = write_shards(data, out, parts, how)
     sizes = ", ".join(f"{b - a:,}" for a, b in pairwise(cuts))

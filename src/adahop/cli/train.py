@@ -29,7 +29,7 @@ MODEL_FLAGS = ("norm", "activation", "heads", "conv", "bases", "blocks", "edges"
 
 
 def start(context: typer.Context) -> None:
-    """Train as the flags say, or go on with what a folder holds."""
+    """Train with the flags' settings, or resume the run of a folder."""
     given = context.params
     out, every, as_json = given["out"], given["checkpoint_every"], given["as_json"]
     pace(every)

@@ -182,7 +182,7 @@ def _random_split(y: np.ndarray, how: str, seed: int) -> dict[str, np.ndarray]:
 
 def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray], Dataset]:
     n = raw.x.shape[0]
-    order, src, dst = _ordered(raw, n, undirected)
+    order, src, dst = _ordered(raw, undirected)
     weight, attr = (None if t is None else t[order] for t in (raw.weight, raw.attr))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
     a: dict[str, np.ndarray] = {"indptr": indptr, "indices": src.astype(np.int32 if n < 2**31 else np.int64)}
@@ -196,7 +196,7 @@ def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray],
     return a, checked
 
 
-def _ordered(raw: Raw, n: int, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ordered(raw: Raw, undirected: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(which of the source's edges, src, dst) of the edges by target, then source."""
     src, dst, edge = raw.src, raw.dst, np.arange(len(raw.src))
     if undirected:

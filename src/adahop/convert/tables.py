@@ -32,7 +32,7 @@ class Field(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What the first lines say: the columns' names in lower case (None: no header), the first row, the separator."""
+    """The head of a table: the columns' names in lower case (None: no header), the first row, the separator."""
 
     names: list[str] | None
     first: list[str]
@@ -65,7 +65,7 @@ def is_row(line: str) -> bool:
 
 
 class opened:
-    """A text file, gzip or not, and the raw file below it, whose place tells how far reading has come."""
+    """A text file, gzip or not, and the raw file below it, whose position is the reading progress."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -80,7 +80,7 @@ def by_name(source: Any) -> NamedFiles:
 
 
 class Tabled(NamedTuple):
-    """What the tables hold: arrays as the typed `.npz` has them, and what its `meta` says."""
+    """What the tables hold: arrays as the typed `.npz` has them, and its `meta`."""
 
     arrays: dict[str, np.ndarray]
     nodes: dict[str, int]

@@ -95,7 +95,7 @@ def _npz(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
 
 
 def _made(path: Path, graph: Graph, x: Any, y: Any, a: Mapping[str, Any], meta: dict[str, Any], **more: Any) -> Dataset:
-    """The data set of arrays and what is said about them."""
+    """The data set of arrays and their meta data."""
     classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
     splits = {part: a[f"{part}_idx"] for part in SPLITS}
     return make(str(meta.get("name", path.stem)), graph, x, y, splits, classes, **more)
@@ -174,7 +174,7 @@ def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDa
     x__TYPE_indptr and so on; y__TYPE; train_idx, or train_SPLIT of several. `meta` has the number of `nodes` of each
     type, and may name `target`.
 
-    Every relation that is not there both ways gets its reverse, unless `meta` says "directed".
+    Every relation that is not there both ways gets its reverse, unless `meta` has "directed".
     """
     meta = _meta(a)
     nodes = meta.get("nodes")

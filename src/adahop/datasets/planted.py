@@ -22,11 +22,11 @@ CHUNK = 1 << 22  # edges drawn at once
 
 @dataclass(frozen=True)
 class Planting:
-    """What may be said after N,E,F,C."""
+    """The options after N,E,F,C."""
 
     signal: float = 0.2  # share of a node's neighbours that are of the type its label asks for; the others are any
     fade: float = 0.0  # signal * (degree / mean degree)^-fade: 0.5 leaves as much to be read at a hub as elsewhere
-    own: float = 0.3  # share of nodes whose own type is that of their label; of the others it says nothing
+    own: float = 0.3  # share of nodes whose own type is that of their label; that of the others is random
     shift: int = 0  # which type a label asks for: 0 its own (neighbours are alike), 1 the next (they are not)
     strength: float = 2.0  # distance of two types' means, in deviations of the features' noise
     train: float = 0.6  # share of nodes to train on; a tenth is for validation

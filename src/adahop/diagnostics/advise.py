@@ -39,7 +39,7 @@ CANDIDATES = (  # method, k, noise
 )
 LEFT = (3, 2)  # candidates in the second and in the third round
 FEW = 5  # steps that are timed
-ENOUGH = 10  # epochs of the winner, below which the race says that it was short
+ENOUGH = 10  # epochs of the winner, below which the race is reported as short
 NOT_TRIED = (
     "other learning rates, widths, depths and dropout",
     "the methods `adahop list` names besides " + " and ".join(dict.fromkeys(m for m, _, _ in CANDIDATES)),
@@ -203,7 +203,7 @@ class Candidate:
                 run.moved(loss, batch.stands_for)
                 if time.perf_counter() - began > 2 * seconds:
                     break
-            with run.average.worn():
+            with run.average.applied():
                 judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
                 run.closed(judged.scores())
             if run.result.best_epoch == run.result.epochs:
@@ -307,7 +307,7 @@ def _settings(first: Candidate, others: list[Candidate], config: Config) -> dict
 
 
 def _sure(first: Candidate, others: list[Candidate]) -> dict[str, Any]:
-    """Whether the first is clearly ahead of all others, and those of which that cannot be said."""
+    """Whether the first is clearly ahead of all others, and the others that it is not clearly ahead of."""
     level = [_name(one) for one in _level(first, others)]
     return {"sure": not level and first.run.result.epochs >= ENOUGH, "as_good": level}
 

@@ -47,16 +47,16 @@ def frozen(model: GNN, plain: bool = False) -> Iterator[GNN]:
 def recorded(model: GNN) -> Iterator[dict[int, Messages | TypedMessages]]:
     """The messages that each layer passed last, by layer, while the model runs with frozen weights."""
     found: dict[int, Messages | TypedMessages] = {}
-    with heard_by(model, lambda layer, m: found.update({layer: m})):
+    with listening(model, lambda layer, m: found.update({layer: m})):
         yield found
 
 
 @contextlib.contextmanager
-def heard_by(model: GNN, listener: Callable[[int, Messages], None]) -> Iterator[None]:
+def listening(model: GNN, listener: Callable[[int, Messages], None]) -> Iterator[None]:
     """Inside, every layer's messages go to the listener, with the layer's number."""
-    with contextlib.ExitStack() as listening:
+    with contextlib.ExitStack() as stack:
         for layer, conv in enumerate(model.layers()):
-            listening.enter_context(listen(conv, functools.partial(listener, layer)))
+            stack.enter_context(listen(conv, functools.partial(listener, layer)))
         yield
 
 

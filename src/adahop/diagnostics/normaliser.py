@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adahop.block import Block
 from adahop.checks import InputError, count, node_ids
-from adahop.diagnostics.frozen import frozen, heard_by, twin
+from adahop.diagnostics.frozen import frozen, listening, twin
 from adahop.features import Values
 from adahop.graph import Graph
 from adahop.messages import Ends, Messages
@@ -52,7 +52,7 @@ def normaliser_error(model: GAT, sampler: Sampler, x: Tensor, nodes: Any, repeat
 def _inputs(model: GAT, graph: Graph, x: Tensor) -> list[Tensor]:
     """The exact input of every layer, for all nodes."""
     given: dict[int, Tensor] = {}
-    with frozen(model, plain=True), heard_by(model, lambda layer, m: given.update({layer: m.values.rows()})):
+    with frozen(model, plain=True), listening(model, lambda layer, m: given.update({layer: m.values.rows()})):
         model.inference(graph, x)
     return [given[layer] for layer in range(len(model.convs))]
 

@@ -16,7 +16,7 @@ from adahop.samplers import NeighborSampler, Sampler
 
 
 class Oracle(Policy):
-    """q_ij in proportion to sqrt(E|m_ij|^2) in one layer, with m = a h; in the others what the inner policy says.
+    """q_ij in proportion to sqrt(E|m_ij|^2) in one layer, with m = a h; in the others the inner policy's odds.
 
     By Cauchy-Schwarz it minimises sum_j E|m_ij|^2 / q_ij, the part of the variance that q decides. For fixed weights
     it is a_ij sqrt(E|h_j|^2), and a_ij |x_j| in the first layer; with a control variate h is what changed.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adahop.checks import InputError
-from adahop.diagnostics.frozen import frozen, heard_by
+from adahop.diagnostics.frozen import frozen, listening
 from adahop.graph import Graph
 from adahop.messages import Messages, TypedMessages
 from adahop.models import GNN
@@ -43,7 +43,7 @@ class Truth:
             self.place[nodes[kind == of]] = torch.arange(n, device=graph.device)
         self.remembered = frozenset(int(layer) for layer in model.memories)
         self.sums: dict[tuple[int, int], Tensor] = {}
-        with frozen(model, plain=True), heard_by(model, self._add):
+        with frozen(model, plain=True), listening(model, self._add):
             model.inference(graph, x)
 
     def _add(self, layer: int, messages: Messages | TypedMessages) -> None:

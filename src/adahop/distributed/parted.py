@@ -95,7 +95,7 @@ class PartedSampler(Sampler):
         return self.inner.reads
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
-        """This rank's seeds of one process's batches; one random number per seed tells where those end."""
+        """This rank's seeds of one process's batches; they are cut by one random number per seed."""
         before = [int(many[0]) for (many,) in self.peers.gather([torch.tensor([nodes.numel()])])]
         mark = torch.arange(nodes.numel()) + sum(before[: self.peers.rank])  # the place among all ranks' nodes
         if shuffle:

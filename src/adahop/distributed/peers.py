@@ -58,13 +58,13 @@ class Peers:
     """Rank, size, and collective calls that count their bytes; `sent` is what this rank sent."""
 
     def __init__(self) -> None:
-        self.rank, self.size, self.sent, self.received = dist.get_rank(), dist.get_world_size(), 0, 0
+        self.rank, self.size, self.sent = dist.get_rank(), dist.get_world_size(), 0
 
     def total(self, *numbers: float) -> list[float]:
         """Sums over the ranks, in float64."""
         t = torch.tensor(numbers, dtype=torch.double)
         dist.all_reduce(t)
-        self._count(t.numel() * 8, t.numel() * 8)
+        self.sent += t.numel() * 8
         return t.tolist()
 
     def average(self, grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
@@ -73,7 +73,7 @@ class Peers:
         here = torch.tensor([float(g is not None) for g in grads], device=flat[0].device)
         whole = torch.cat([*flat, here])
         dist.all_reduce(whole)
-        self._count(whole.numel() * 4, whole.numel() * 4)
+        self.sent += whole.numel() * 4
         parts = whole[: -len(here)].split([p.numel() for p in like])
         many = whole[-len(here) :].tolist()
         return [(t / n).view_as(p) if n else None for t, n, p in zip(parts, many, like, strict=True)]
@@ -89,7 +89,7 @@ class Peers:
         got = [torch.empty_like(packed) for _ in range(self.size)]
         if most:
             dist.all_gather(got, packed)
-        self._count((most + shape.numel() * 8) * (self.size - 1), (most + shape.numel() * 8) * (self.size - 1))
+        self.sent += (most + shape.numel() * 8) * (self.size - 1)
         return [_unpack(flat, s, tensors) for flat, s in zip(got, sizes, strict=True)]
 
     def swap(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
@@ -100,9 +100,8 @@ class Peers:
         _all_to_all(theirs, shapes)
         got = [packed[0][0].new_empty(int(s[0])) for s in theirs]
         _all_to_all(got, [flat for flat, _ in packed])
-        others = [r for r in range(self.size) if r != self.rank]
         head = shapes[0].numel() * 8
-        self._count(sum(packed[r][0].numel() + head for r in others), sum(got[r].numel() + head for r in others))
+        self.sent += sum(packed[r][0].numel() + head for r in range(self.size) if r != self.rank)
         return [_unpack(flat, s, parts[0]) for flat, s in zip(got, theirs, strict=True)]
 
     def tell(self, value: Any, rank: int = 0) -> Any:
@@ -113,9 +112,6 @@ class Peers:
 
     def wait(self) -> None:
         self.total(0.0)
-
-    def _count(self, sent: int, received: int) -> None:
-        self.sent, self.received = self.sent + sent, self.received + received
 
 
 def _all_to_all(out: list[Tensor], given: list[Tensor]) -> None:

@@ -127,12 +127,6 @@ class Shard:
         own = local + start if eid is None else eid[true].long() if many else true
         return torch.where(local < many, own, local - many + self.low + self.num_edges)
 
-    def bytes(self) -> int:
-        """What this part holds of the graph, its features and labels."""
-        own = [t for _, t in self.graph._tensors()]
-        own += [self.halo, self.x, self.y, *([] if self.edges[2] is None else [self.edges[2]])]
-        return sum(t.numel() * t.element_size() for t in own)
-
     def to(self, device: Any) -> Shard:
         if torch.device(device).type != "cpu":
             raise InputError(f"`device` must be cpu with `partition`, got {device}")

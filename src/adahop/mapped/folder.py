@@ -160,7 +160,7 @@ def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype) -> T
 
 
 def cache(*names: str) -> Path:
-    """A place for what can be made anew: below ADAHOP_CACHE, or ~/.cache/adahop."""
+    """A path for what can be made again: below ADAHOP_CACHE, or ~/.cache/adahop."""
     return Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop").joinpath(*names)
 
 
@@ -186,7 +186,7 @@ def _private(f: BinaryIO) -> mmap.mmap:
 
 
 def _reserve(f: Any, size: int) -> None:
-    """Room on the disk now: a mapped page that finds none later would end the process without a word."""
+    """Room on the disk now: a mapped page that finds none later would kill the process."""
     f.flush()
     if size and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(f.fileno(), 0, size)

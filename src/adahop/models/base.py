@@ -25,7 +25,7 @@ State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
 
 
 class Parts(Protocol):
-    """Several processes' pass over the graph: the rows of this one, and h of all from everyone's."""
+    """Several processes' pass over the graph: the rows of this one, and h of all rows from those of every process."""
 
     rows: tuple[int, int]
 
@@ -45,7 +45,6 @@ class GNN(nn.Module):
     weights = "fixed"  # how a_ij comes about, see `adahop.methods`
     estimators: tuple[str, ...] = ESTIMATORS  # that it has sums for
     typed = False  # whether it is a model over nodes of several types, with several relations
-    edge_width = 1  # numbers that a layer keeps per edge
     activation = "relu"  # of arch="plain"; the residual skeleton has tanh
 
     def __init__(
@@ -116,7 +115,7 @@ class GNN(nn.Module):
             if mean is not None and layer <= parted[-1]:
                 path.at(layer).mean = mean.at(layer)
                 if layer < parted[-1]:
-                    with self.layers()[layer].unheard():
+                    with self.layers()[layer].without_listeners():
                         mean.step(layer, block)
             path.step(layer, block)
         return path.h
@@ -150,7 +149,7 @@ class GNN(nn.Module):
         return h if self.decoder is None else self.decoder(self.drop(h))
 
     def first_norms(self, x: Tensor) -> Tensor:
-        """|m|^2 of what rows of x say to the first layer's sum before their coefficients, the mean over heads."""
+        """|m|^2 of the first layer's messages from rows of x, without coefficients, the mean over heads."""
         conv = self.layers()[0]
         norm = Values(x, self.encoder).norms(conv.kernel() if conv.narrows() else None)
         return norm if norm.dim() == 1 else norm.mean(1)
@@ -263,7 +262,8 @@ class GNN(nn.Module):
         was, _ = self.training, self.eval()
         try:
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
-            cuts = ranges(graph.begin(slice(None)), edges or (1 << 24) // max(self.edge_width, 32), low, high)
+            most = (1 << 24) // max(32, *(conv.ends_width for conv in self.layers()))  # numbers kept per edge
+            cuts = ranges(graph.begin(slice(None)), edges or most, low, high)
             h = self.embedded(x, low, high)
             again = self.encoder is not None and x.shape[1] <= self.widths[0]  # x is read again: less than h to hold
             state = {} if again else self.carried(h)

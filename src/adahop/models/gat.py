@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
@@ -14,10 +16,32 @@ from adahop.models.base import GNN
 from adahop.sum import Attention, Conv, attended, edge_map
 
 
-class GATConv(Attention):
+class HeadsConv(Attention):
+    """Attention of several heads, each with a W of its own; their sums stand side by side, or are averaged (`mean`)."""
+
+    bias: nn.Parameter
+
+    def __init__(self, inputs: int, outputs: int, heads: int, mean: bool, form: str):
+        super().__init__(form)
+        if not mean and outputs % heads:
+            raise InputError(f"`hidden` must be divisible by the {heads} heads, got {outputs}")
+        self.heads, self.mean, self.width = heads, mean, outputs if mean else outputs // heads
+        self.linear = nn.Linear(inputs, heads * self.width, bias=False)
+
+    def kernel(self) -> Tensor:
+        return self.linear.weight.view(self.heads, self.width, -1)
+
+    def narrows(self) -> bool:
+        return True  # messages are W h per head, and GATv2's scores are made of it
+
+    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
+        return (total.mean(1) if self.mean else total.flatten(1)) + self.bias
+
+
+class GATConv(HeadsConv):
     """sum a_ij W h_j, a = softmax_j act(s_i + t_j), s_i = u.h_i, t_j = v.h_j, one such per head.
 
-    Where W narrows, u = W'a1 and v = W'a2 as in the paper; elsewhere u and v are free, which says the same with a
+    Where W narrows, u = W'a1 and v = W'a2 as in the paper; elsewhere u and v are free, which is equivalent and has a
     better-conditioned gradient (on the PPI graph, full neighbourhoods, 12 epochs: .83 instead of .70).
     """
 
@@ -31,26 +55,17 @@ class GATConv(Attention):
         form: str = "self-normalised",
         edges: int = 0,
     ):
-        super().__init__(form)
-        if not mean and outputs % heads:
-            raise InputError(f"`hidden` must be divisible by the {heads} heads, got {outputs}")
-        width = outputs if mean else outputs // heads
-        self.heads, self.width, self.mean, self.ends_width = heads, width, mean, heads
+        super().__init__(inputs, outputs, heads, mean, form)
+        self.ends_width = heads
         self.slope = {"leaky_relu": 0.2, "relu": 0.0}[one_of(score, ("leaky_relu", "relu"), "score")]
-        self.linear = nn.Linear(inputs, heads * width, bias=False)
-        self.narrow = heads * width < inputs
-        self.dst, self.src = (nn.Parameter(torch.empty(heads, width if self.narrow else inputs)) for _ in range(2))
+        self.narrow = heads * self.width < inputs
+        wide = self.width if self.narrow else inputs
+        self.dst, self.src = (nn.Parameter(torch.empty(heads, wide)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(outputs))
         nn.init.xavier_uniform_(self.linear.weight)
         for a in (self.dst, self.src):
             nn.init.xavier_uniform_(a) if self.narrow else nn.init.normal_(a, std=inputs**-0.5)
         self.edge = edge_map(edges, heads)
-
-    def kernel(self) -> Tensor:
-        return self.linear.weight.view(self.heads, self.width, -1)
-
-    def narrows(self) -> bool:
-        return True  # with several heads, W h of one is what a head says
 
     def direction(self, a: Tensor) -> Tensor:
         """[heads, inputs]: what turns an h into its score as a target (`dst`) or as a source (`src`)."""
@@ -75,9 +90,6 @@ class GATConv(Attention):
         assert ends is not None
         return attended(self.seen(ends, block), block, self.slope, self.form)
 
-    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
-        return (total.mean(1) if self.mean else total.flatten(1)) + self.bias
-
 
 class GAT(GNN):
     """Graph attention network (Velickovic et al. 2018), any number of heads; a last layer's heads are averaged.
@@ -88,7 +100,14 @@ class GAT(GNN):
     activation = "elu"
     weights = "ends"
 
-    def __init__(self, *args, heads: int = 1, score: str = "leaky_relu", attention: str = "self-normalised", **options):
+    def __init__(
+        self,
+        *args: Any,
+        heads: int = 1,
+        score: str = "leaky_relu",
+        attention: str = "self-normalised",
+        **options: Any,
+    ):
         super().__init__(*args, heads=count(heads, 1, "heads"), score=score, form=attention, **options)
 
     def facts(self) -> dict[str, float]:
@@ -96,11 +115,11 @@ class GAT(GNN):
         assert isinstance(first, GATConv)
         return {"heads": first.heads, "slope": first.slope}
 
-    def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return GATConv(inputs, outputs, mean=last, edges=self.edges, **options)
 
 
-class GATv2Conv(Attention):
+class GATv2Conv(HeadsConv):
     """sum a_ij W h_j, a = softmax_j of v . leaky_relu(U h_i + W h_j), one such per head.
 
     Which neighbour scores highest may differ from target to target; in GAT it is the same for all.
@@ -117,24 +136,14 @@ class GATv2Conv(Attention):
         form: str = "self-normalised",
         edges: int = 0,
     ):
-        super().__init__(form)
-        if not mean and outputs % heads:
-            raise InputError(f"`hidden` must be divisible by the {heads} heads, got {outputs}")
-        width = outputs if mean else outputs // heads
-        self.heads, self.width, self.mean, self.ends_width = heads, width, mean, heads * width
-        self.linear = nn.Linear(inputs, heads * width, bias=False)
-        self.dst = nn.Linear(inputs, heads * width)
-        self.score = nn.Parameter(torch.empty(heads, width))
+        super().__init__(inputs, outputs, heads, mean, form)
+        self.ends_width = heads * self.width
+        self.dst = nn.Linear(inputs, self.ends_width)
+        self.score = nn.Parameter(torch.empty(heads, self.width))
         self.bias = nn.Parameter(torch.zeros(outputs))
         for weight in (self.linear.weight, self.dst.weight, self.score):
             nn.init.xavier_uniform_(weight)
         self.edge = edge_map(edges, self.ends_width)
-
-    def kernel(self) -> Tensor:
-        return self.linear.weight.view(self.heads, self.width, -1)
-
-    def narrows(self) -> bool:
-        return True  # W h is at hand, as the scores are made of it
 
     def target(self, own: Tensor) -> Tensor:
         return self.dst(own)
@@ -146,9 +155,6 @@ class GATv2Conv(Attention):
         bent = leaky_relu(s + t, self.slope)
         return (bent.view(len(bent), self.heads, self.width) * self.score).sum(-1)
 
-    def update(self, total: Tensor, own: Tensor | None) -> Tensor:
-        return (total.mean(1) if self.mean else total.flatten(1)) + self.bias
-
 
 class GATv2(GNN):
     """Graph attention network with dynamic scores (Brody et al. 2022); a last layer's heads are averaged."""
@@ -156,22 +162,8 @@ class GATv2(GNN):
     activation = "elu"
     weights = "pairs"
 
-    def __init__(
-        self,
-        inputs: int,
-        hidden: int,
-        outputs: int,
-        layers: int = 2,
-        arch: str = "residual",
-        dropout: float = 0.0,
-        activation: str | None = None,
-        heads: int = 1,
-        attention: str = "self-normalised",
-        edges: int = 0,
-    ):
-        options = {"heads": count(heads, 1, "heads"), "form": attention}
-        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, edges, **options)
-        self.edge_width = hidden
+    def __init__(self, *args: Any, heads: int = 1, attention: str = "self-normalised", **options: Any):
+        super().__init__(*args, heads=count(heads, 1, "heads"), form=attention, **options)
 
-    def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return GATv2Conv(inputs, outputs, mean=last, edges=self.edges, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -51,26 +53,15 @@ class GeniePath(GNN):
     activation = "tanh"
     weights = "pairs"
 
-    def __init__(
-        self,
-        inputs: int,
-        hidden: int,
-        outputs: int,
-        layers: int = 2,
-        arch: str = "residual",
-        dropout: float = 0.0,
-        activation: str | None = None,
-        attention: str = "self-normalised",
-        edges: int = 0,
-    ):
-        super().__init__(inputs, hidden, outputs, layers, arch, dropout, activation, edges, form=attention)
-        self.edge_width = hidden
-        self.gates = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in range(layers))
+    def __init__(self, *args: Any, attention: str = "self-normalised", **options: Any):
+        super().__init__(*args, form=attention, **options)
+        hidden = self.widths[0]
+        self.gates = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in self.convs)
 
     def wraps(self) -> bool:
         return True
 
-    def conv(self, inputs: int, outputs: int, last: bool, **options) -> Conv:
+    def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return BreadthConv(inputs, outputs, edges=self.edges, **options)
 
     def carried(self, own: Tensor | None) -> State:

@@ -20,8 +20,8 @@ from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_typ
 from adahop.sum import PLAIN, Conv, Sum, Variate, certain, checked_features, corrected, edge_map
 
 
-class Said(NamedTuple):
-    """What the sources of a block bring to a sum with attention, relation by relation."""
+class ScoredMessages(NamedTuple):
+    """The scores of a block's edges and the messages of its sources, relation by relation."""
 
     block: Block
     score: Tensor  # [M, heads], in the order of the block's edges
@@ -37,8 +37,8 @@ class Said(NamedTuple):
 
     def sum_of(self, relation: int, coef: Tensor) -> Tensor:
         """The part that a relation has in it, for the targets of its type."""
-        part, said = self.parts[relation]
-        return gather(said, part.block, coef[part.edges])
+        part, message = self.parts[relation]
+        return gather(message, part.block, coef[part.edges])
 
     def known(self, relation: int, coef: Tensor) -> Callable[[Tensor | None], Tensor]:
         """The same as a sum that was formed already, whatever map is asked for."""
@@ -46,11 +46,11 @@ class Said(NamedTuple):
 
     def per_edge(self, relation: int, coef: Tensor) -> Tensor:
         """[M, heads, width] coef * message of each edge of a relation."""
-        part, said = self.parts[relation]
-        return coef[part.edges].unsqueeze(-1) * said[part.block.src]
+        part, message = self.parts[relation]
+        return coef[part.edges].unsqueeze(-1) * message[part.block.src]
 
 
-Weighed = tuple[Said, Tensor]  # and a coefficient per edge and head
+Weighed = tuple[ScoredMessages, Tensor]  # and a coefficient per edge and head
 
 
 class HGTConv(Conv):
@@ -66,7 +66,7 @@ class HGTConv(Conv):
         super().__init__()
         if width % heads:
             raise InputError(f"`hidden` must be divisible by the {heads} heads, got {width}")
-        self.schema, self.heads, self.width = schema, heads, width // heads
+        self.schema, self.heads, self.width, self.ends_width = schema, heads, width // heads, width
         self.key, self.query, self.value, self.out = (own_maps(schema, width, width) for _ in range(4))
         relations, d = len(schema.relations), self.width
         self.match, self.pass_on = (nn.Parameter(torch.empty(relations, heads, d, d)) for _ in range(2))
@@ -81,8 +81,8 @@ class HGTConv(Conv):
         """[targets, heads, width]: Q_t h of the targets."""
         return per_type(self.query, own, self.schema.kind_of(block.targets)).unflatten(1, (self.heads, self.width))
 
-    def said(self, h: Tensor, query: Tensor, block: Block) -> Said:
-        """What sources with such h say to the targets with such queries."""
+    def scored(self, h: Tensor, query: Tensor, block: Block) -> ScoredMessages:
+        """Scores and messages from sources with such h to targets with such queries."""
         heads, types = (self.heads, self.width), list(self.schema.counts)
         kinds = self.schema.kind_of(block.n_id)
         places = {t: (kinds == i).nonzero().flatten() for i, t in enumerate(types)}
@@ -104,7 +104,7 @@ class HGTConv(Conv):
             scores.append(score if features is None else score + features)
             parts.append((part, torch.einsum("shd,hde->she", value[source], self.pass_on[r])))
         edges = torch.cat([part.edges for part, _ in parts])
-        return Said(block, torch.cat(scores)[edges.argsort()], parts)
+        return ScoredMessages(block, torch.cat(scores)[edges.argsort()], parts)
 
     def features_of(self, relation: int, block: Block) -> Tensor | None:
         """[M, heads] what the features of a relation's edges add to their scores."""
@@ -124,16 +124,19 @@ class HGTConv(Conv):
 
     def plain(self, values: Values, own: Tensor, block: Block) -> Tensor:
         """The sum from the sample alone."""
-        said = self.said(values.rows(), self.asked(own, block), block)
-        coef = ops.softmax(said.score, block.dst, block.num_dst, block.scale)
+        scored = self.scored(values.rows(), self.asked(own, block), block)
+        coef = ops.softmax(scored.score, block.dst, block.num_dst, block.scale)
         noted = coef.detach()
         self.note(
             lambda: TypedMessages(
                 block,
-                [Part(r, p.edges, Messages(p.block, noted[p.edges], Values(m))) for r, (p, m) in enumerate(said.parts)],
+                [
+                    Part(r, p.edges, Messages(p.block, noted[p.edges], Values(m)))
+                    for r, (p, m) in enumerate(scored.parts)
+                ],
             )
         )
-        return said.sum(coef)
+        return scored.sum(coef)
 
 
 class OverRelations(Sum):
@@ -160,18 +163,18 @@ class ExactRelations(OnGraph, OverRelations):
         assert own is not None
         every = self.graph.in_edges(block.targets, compact=True)
         h = self.encoders[0](self.x.index_select(0, every.n_id), values.share)
-        said = conv.said(h, conv.asked(own, block), every)
-        coef = ops.softmax(said.score, every.dst, every.num_dst, every.scale)
-        conv.note(lambda: self._messages(conv, block, said, coef))
-        return said.sum(coef)
+        scored = conv.scored(h, conv.asked(own, block), every)
+        coef = ops.softmax(scored.score, every.dst, every.num_dst, every.scale)
+        conv.note(lambda: self._messages(conv, block, scored, coef))
+        return scored.sum(coef)
 
     @staticmethod
-    def _messages(conv: HGTConv, block: Block, said: Said, coef: Tensor) -> TypedMessages:
+    def _messages(conv: HGTConv, block: Block, scored: ScoredMessages, coef: Tensor) -> TypedMessages:
         """Messages of nothing, and sums that are known."""
         parts = []
         for r, p in enumerate(sliced(block, conv.schema)):
             nothing = coef.new_zeros(p.block.num_edges, coef.shape[1])
-            parts.append(Part(r, p.edges, certain(p.block, nothing, said.known(r, coef))))
+            parts.append(Part(r, p.edges, certain(p.block, nothing, scored.known(r, coef))))
         return TypedMessages(block, parts)
 
 
@@ -191,9 +194,9 @@ class RelationsVariate(OverRelations, Variate):
         assert own is not None
         self.settle()
         query, every = conv.asked(own, block), self.graph.in_edges(block.targets, compact=True)
-        new = conv.said(values.rows(), query, block)
-        gone = conv.said(self.history.pull(block.n_id), query, block)
-        whole = conv.said(self.history.pull(every.n_id), query, every)
+        new = conv.scored(values.rows(), query, block)
+        gone = conv.scored(self.history.pull(block.n_id), query, block)
+        whole = conv.scored(self.history.pull(every.n_id), query, every)
         all_of, now, then, den = corrected(whole.score, new.score, gone.score, every, block, self.trust)
         conv.note(lambda: self._messages(block, (new, now), (gone, then), (whole, all_of), den))
         if self.training and self.kind == "history":
@@ -210,7 +213,7 @@ class RelationsVariate(OverRelations, Variate):
             m = by_edge(part.block, block.scale.new_ones(len(part.edges)), change.flatten(1))
 
             def total(r: int = r, places: Tensor = part.places) -> Tensor:
-                old, drawn, known = (said.sum_of(r, coef) for said, coef in (gone, new, whole))
+                old, drawn, known = (scored.sum_of(r, coef) for scored, coef in (gone, new, whole))
                 return (known + drawn - old) / den[places].unsqueeze(-1)
 
             parts.append(Part(r, part.edges, m._replace(total=total)))
@@ -226,7 +229,6 @@ class HGT(TypedGNN):
     def __init__(self, inputs: Schema, hidden: int, outputs: int, heads: int = 4, **options: Any):
         self.heads = count(heads, 1, "heads")
         super().__init__(inputs, hidden, outputs, **options)
-        self.edge_width = hidden
 
     def wraps(self) -> bool:
         return True

@@ -81,7 +81,7 @@ class Scratch:
     """Tensors that kernels write to and leave as they found them, kept by an owner from call to call."""
 
     def __init__(self, full: Callable[..., Tensor] = torch.full):
-        """`full(shape, value, dtype=, device=)` says where they lie."""
+        """`full(shape, value, dtype=, device=)` allocates them."""
         self._full = full
         self._held: dict[tuple, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""A word to the user when kernels compile, which happens once: numba keeps them on disk."""
+"""A line on stderr when kernels compile, which happens once: numba keeps them on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAYS = "adahop compiles its kernels once, about 15 s in all, each when it is fir
 
 
 def first_time() -> bool:
-    """Whether no process has said it before, where it can be noted beside the kernels that are kept."""
+    """Whether no process has printed it before; a file beside the cached kernels notes that."""
     chosen: str = getattr(config, "CACHE_DIR", "")  # NUMBA_CACHE_DIR
     home = Path(chosen) if chosen else Path(__file__).parent / "__pycache__"
     try:
@@ -27,7 +27,7 @@ def first_time() -> bool:
 
 
 class Notice(event.Listener):
-    """Says so on stderr when the first of our kernels compiles, and then is silent, in later processes as well.
+    """Prints a line on stderr when the first kernel compiles, once, also over later processes.
 
     Each kernel compiles when it is first needed, for a second or two. On a terminal the line counts them.
     """

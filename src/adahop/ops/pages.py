@@ -26,7 +26,7 @@ _madvise: Any = types.ExternalFunction("madvise", types.intc(types.uintp, types.
 
 
 def in_file(t: Tensor) -> bool:
-    """Whether a tensor lies in a mapped file, so that reading it may mean reading the disk. Only Linux says so."""
+    """Whether a tensor lies in a mapped file, so that reading it may mean reading the disk. Known on Linux only."""
     if not t.is_cpu or sys.platform != "linux":
         return False
     at = t.data_ptr()

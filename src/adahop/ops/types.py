@@ -66,7 +66,6 @@ class Rows(NamedTuple):
     until: Tensor | None = None  # [T] a place
     relation: Tensor | None = None  # [T] the relation of each row
     ptr: Tensor | None = None  # [D + 1] the batch's target i has the rows ptr[i]:ptr[i + 1] of these
-    tree: Tensor | None = None  # [D] the seed a target was reached from, where every seed has a tree of its own
     weigh: Tensor | None = None  # [D] how much a target's error counts in the sums above, where that decides its share
 
     @property
@@ -94,7 +93,7 @@ class Prefix(NamedTuple):
 
 
 class Odds(NamedTuple):
-    """What a policy says: edge j of a row is drawn in proportion (1 - eta) w_j / sum w + eta / n.
+    """The odds of a policy: edge j of a row is drawn in proportion (1 - eta) w_j / sum w + eta / n.
 
     w = edge times node[source] (its root where `root`); what is None counts as 1, so `Odds()` is uniform.
     """
@@ -109,7 +108,7 @@ class Odds(NamedTuple):
 
 
 def plain_odds(odds: Odds) -> Odds:
-    """The same odds of today, for draws that scan."""
+    """The current odds without their sums, for draws that scan."""
     node = odds.node.double().sqrt() if odds.root and odds.node is not None else odds.node
     return odds._replace(node=node, root=False, prefix=None)
 

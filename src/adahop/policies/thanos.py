@@ -16,7 +16,7 @@ from adahop.storage import MEMORY, Storage
 
 
 class Thanos(Policy):
-    """EXP3 with reward r_j = 2 <m_j, mean m> - |m_j|^2, largest next to the mean, started anew every `restart` steps.
+    """EXP3 with reward r_j = 2 <m_j, mean m> - |m_j|^2, largest next to the mean, reset every `restart` steps.
 
     q = (1 - eta) w / sum w + eta / n, w <- w exp(gain), gain = step (r - mean r) / (mean |r|) / (k q n), clipped to
     [-1, 1], with running means per node. The estimate is (n/k) sum over S of a h, whatever q: biased once q has learnt,

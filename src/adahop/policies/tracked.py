@@ -18,7 +18,7 @@ from adahop.policies.prefix import PrefixSums
 from adahop.storage import MEMORY, Storage
 
 MOST = 32_000  # visits that are counted
-LEVEL = 256  # nodes whose mean is trusted as the level of the day; fewer are averaged with those before
+LEVEL = 256  # nodes whose mean is taken as the level of a step; fewer are averaged with earlier steps
 
 
 class Tracked(Policy):
@@ -53,7 +53,7 @@ class Tracked(Policy):
 
     @property
     def root(self) -> Tensor:
-        """[layers, N] the norms as they are known today."""
+        """[layers, N] the current norms."""
         return self.square.sqrt()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
@@ -70,7 +70,7 @@ class Tracked(Policy):
 
     def odds_for(self, layer: int, how: str) -> Odds:
         """On the CPU, draws with replacement and systematic ones go by the norms of a while ago, without a scan; the
-        others see today's."""
+        others use the current ones."""
         sums = self.prefix.at(layer) if how in ("systematic", "multinomial") else None
         return self.odds(layer) if sums is None else self._squares(self.square[layer], sums)
 
@@ -89,7 +89,7 @@ class Tracked(Policy):
             self.prefix.visited(layer, seen.row, seen.ptr, self._squares(state[0]))
 
     def _ends(self, block: Block, energy: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        """(n_id, src, dst) as the update takes them, where n_id says which entry of the state a source is."""
+        """(n_id, src, dst) as the update takes them, where n_id is the entry of the state of each source."""
         if block.row is None or block.row_ptr is None or self.graph.types is None:
             return (block.n_id, block.src, block.dst), energy
         row = ops.segment_of(block.row_ptr, block.num_edges)

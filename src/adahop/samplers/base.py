@@ -36,13 +36,13 @@ class Sampler(OnGraph):
     ordered = False  # whether a batch depends on those before it; a class that writes its own `draw` need not say so
     fixed_size = False  # whether a layer's draws per row are known beforehand, so that blocks can be padded
     rescales = False  # whether `scaled` changes anything
-    budget = False  # whether rows are told what they count for in the sums above, see `Rows.weigh`
+    budget = False  # whether rows carry their weight in the sums above, see `Rows.weigh`
     penalises = False  # whether `penalty` joins the loss; nor here
     per_node = False  # whether a node's draw depends on the step and the node alone: two ranks draw alike for it
     by_owner = False  # whether the owner of a part of the graph can draw for its own nodes
     by_subgraph = False  # whether a batch is one subgraph for all layers: it cannot be dealt to several ranks
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
-    sized_by: tuple[str, ...] = ()  # what sizes may be told apart by in a typed graph: "relation", "type"
+    sized_by: tuple[str, ...] = ()  # what sizes may differ by in a typed graph: "relation", "type"
     reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
     exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,14 +38,14 @@ class Bliss(LayerSampler):
         graph: Graph,
         sizes: Sequence[int],
         seed: int = 0,
-        draw: str = "systematic",
-        inner: bool = True,
+        *,
         step: str | float = "scale-free",
         eta: float | None = None,
         memory: float = 0.1,
         storage: Storage = MEMORY,
+        **options: Any,
     ):
-        super().__init__(graph, sizes, seed, draw, inner, storage)
+        super().__init__(graph, sizes, seed, storage=storage, **options)
         self.policy = Exp3M(graph, len(self.sizes), step=step, eta=eta, memory=memory, storage=storage)
 
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:

@@ -15,7 +15,6 @@ from adahop.ops import random, spans
 from adahop.samplers.base import EPOCH
 from adahop.samplers.partition import partition
 from adahop.samplers.subgraph import Renormalised
-from adahop.storage import MEMORY, Storage
 
 
 class ClusterGCN(Renormalised):
@@ -41,12 +40,13 @@ class ClusterGCN(Renormalised):
         graph: Graph,
         sizes: Sequence[int],
         seed: int = 0,
+        *,
         parts: int | None = None,
         clusters: int | None = None,
         diagonal: float = 0.0,
-        storage: Storage = MEMORY,
+        **options: Any,
     ):
-        super().__init__(graph, sizes, seed, storage)
+        super().__init__(graph, sizes, seed, **options)
         parts = max(1, graph.num_nodes // 250) if parts is None else count(parts, 1, "parts")
         part = partition(graph, parts).to(graph.device)
         self.parts = int(part.max()) + 1 if part.numel() else 0

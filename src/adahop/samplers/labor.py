@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from adahop import ops
 from adahop.checks import count
@@ -10,7 +11,6 @@ from adahop.graph import Graph
 from adahop.ops import Drawn, Rows, random
 from adahop.samplers.base import Sampler
 from adahop.samplers.neighbor import NeighborSampler
-from adahop.storage import MEMORY, Storage
 
 
 class Labor(Sampler):
@@ -33,15 +33,9 @@ class Labor(Sampler):
     sized_by = ("relation",)
 
     def __init__(
-        self,
-        graph: Graph,
-        sizes: Sequence[int],
-        seed: int = 0,
-        refine: int = 1,
-        dependent: int = 1,
-        storage: Storage = MEMORY,
+        self, graph: Graph, sizes: Sequence[int], seed: int = 0, *, refine: int = 1, dependent: int = 1, **options: Any
     ):
-        super().__init__(graph, sizes, seed, storage)
+        super().__init__(graph, sizes, seed, **options)
         self.refine, self.dependent = count(refine, 0, "refine"), count(dependent, 1, "dependent")
 
     def by_target(self) -> NeighborSampler:

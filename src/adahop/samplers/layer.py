@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,17 +101,8 @@ class FastGCN(LayerSampler):
 
     importance: Tensor
 
-    def __init__(
-        self,
-        graph: Graph,
-        sizes: Sequence[int],
-        seed: int = 0,
-        draw: str = "systematic",
-        inner: bool = True,
-        power: float = 1.0,
-        storage: Storage = MEMORY,
-    ):
-        super().__init__(graph, sizes, seed, draw, inner, storage)
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, *, power: float = 1.0, **options: Any):
+        super().__init__(graph, sizes, seed, **options)
         src = graph.indices.long()
         square = self.weight(torch.arange(graph.num_edges, device=graph.device)).square()
         square = square.masked_fill(src == graph.dst(), 0.0)
@@ -137,17 +129,8 @@ class Ladies(LayerSampler):
     (2, True)
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        sizes: Sequence[int],
-        seed: int = 0,
-        draw: str = "systematic",
-        inner: bool = True,
-        power: float = 1.0,
-        storage: Storage = MEMORY,
-    ):
-        super().__init__(graph, sizes, seed, draw, inner, storage)
+    def __init__(self, graph: Graph, sizes: Sequence[int], seed: int = 0, *, power: float = 1.0, **options: Any):
+        super().__init__(graph, sizes, seed, **options)
         self.power = between(power, 0.01, 4.0, "power")
 
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:

@@ -14,7 +14,6 @@ from adahop.checks import InputError, KindError, as_tensor, between
 from adahop.graph import Graph
 from adahop.ops import Near, rows_dot
 from adahop.samplers.layer import LayerSampler
-from adahop.storage import MEMORY, Storage
 
 FLOOR = 0.1  # the lowest score, beside 1 + FLOOR at the start: bounds the scale of nodes with a low score
 
@@ -45,13 +44,12 @@ class ASGCN(LayerSampler):
         graph: Graph,
         sizes: Sequence[int],
         seed: int = 0,
-        draw: str = "systematic",
-        inner: bool = True,
+        *,
         features: Any = None,
         penalty: float = 0.5,
-        storage: Storage = MEMORY,
+        **options: Any,
     ):
-        super().__init__(graph, sizes, seed, draw, inner, storage)
+        super().__init__(graph, sizes, seed, **options)
         x = graph.degree()[:, None].float().log1p() if features is None else as_tensor(features, "features")
         if not x.is_floating_point():
             raise KindError(f"`features` must hold floating-point numbers, got dtype {x.dtype}")
@@ -84,7 +82,7 @@ class ASGCN(LayerSampler):
         return total
 
     def variance(self, layer: int, block: Block, left: Tensor, energy: Tensor) -> Tensor:
-        """V(theta) from the edges `left` to chance; its value is that of today's theta, its gradient is what counts."""
+        """V(theta) from the edges `left` to chance; its value is that of the current theta, its gradient counts."""
         nodes, at = block.src[left].unique(return_inverse=True)
         g = self.score(layer, self.features[block.n_id[nodes]].to(self.w.dtype) @ self.w[layer])
         ratio = g / g.detach()

@@ -14,7 +14,6 @@ from adahop.graph import Graph
 from adahop.ops import pointer, random
 from adahop.samplers.base import EPOCH
 from adahop.samplers.subgraph import Renormalised
-from adahop.storage import MEMORY, Storage
 
 
 class RandomNodes(Renormalised):
@@ -35,11 +34,12 @@ class RandomNodes(Renormalised):
         graph: Graph,
         sizes: Sequence[int],
         seed: int = 0,
+        *,
         parts: int | None = None,
         drop: float = 0.0,
-        storage: Storage = MEMORY,
+        **options: Any,
     ):
-        super().__init__(graph, sizes, seed, storage)
+        super().__init__(graph, sizes, seed, **options)
         self.parts = None if parts is None else count(parts, 1, "parts")
         self.drop = between(drop, 0.0, 0.999, "drop")
 

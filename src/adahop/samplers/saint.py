@@ -97,7 +97,7 @@ class GraphSAINT(SubgraphSampler):
         return self.counted[n_id].float() / (chance * self.counted.sum().clamp(min=1))
 
     def visit(self, seeds: Tensor, key: int) -> Tensor:
-        """The seeds and then whom they meet on their walks."""
+        """The seeds and then the nodes on their walks."""
         if self.walk != "rw":
             return seeds
         pos = steps(self.graph, seeds, self.length, key)

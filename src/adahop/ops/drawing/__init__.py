@@ -10,7 +10,7 @@ from adahop.ops.registry import register
 from adahop.ops.types import Edges, Odds, Rows
 
 CUDA = "adahop.ops.drawing.cuda"
-SMALLEST = 1e-30  # what cannot be told from zero beside the largest odds still counts as possible
+SMALLEST = 1e-30  # positive odds are kept at least this far above zero, beside a largest of 1
 
 target_rows = register("target_rows", reference=reference.target_rows, cpu=cpu.target_rows)
 draw = register("draw", reference=reference.draw, cpu=cpu.draw, cuda=f"{CUDA}:draw")
@@ -48,7 +48,7 @@ def pick(odds: Tensor, k: int, how: str, key: int) -> tuple[Tensor, Tensor]:
 
 
 def pads(at: Tensor) -> bool:
-    """Whether draws where `at` lies are written into a fixed number of slots without a word to the host."""
+    """Whether draws where `at` lies fill a fixed number of slots without a synchronisation with the host."""
     return padded.form(at) == "cuda"
 
 

@@ -1,4 +1,4 @@
-"""LABOR's draw on the CPU: who is taken as a bit a neighbour, 64 at once; then the places of those bits."""
+"""LABOR's draw on the CPU: one bit per neighbour marks those taken, 64 at once; then the places of those bits."""
 
 from __future__ import annotations
 

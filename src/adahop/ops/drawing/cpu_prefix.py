@@ -89,7 +89,7 @@ def fit(n, most, a, table):
 
 @kernel
 def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
-    """The prefix sums of the rows lo..hi again from the odds of today, for draws of ks.
+    """The prefix sums of the rows lo..hi again from the current odds, for draws of ks.
 
     upto[2 v] is the largest k that v's table serves: no inclusion probability is then above 1.
     """
@@ -143,7 +143,7 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
 
 @kernel
 def visit_and_renew(rows, ptr, begin, first, last, often, once, indices, odds, table, upto, due, ks):
-    """Both in one call, for one thread; `once` says whether tables serve draws without replacement."""
+    """Both in one call, for one thread; `once`: tables serve draws without replacement."""
     many = visit(rows, ptr, begin, first, last, often, upto, due, ks)
     if not once:
         ks[:many] = 1
@@ -226,7 +226,7 @@ def state(a, n, k, o, how, table, pos, prob, scale):
 
 @kernel
 def scan(a, n, k, o, stream, indices, edge, node, far, root, eta, pos, prob, scale):
-    """k of n by the odds of today."""
+    """k of n by the current odds."""
     w, idx, out = np.empty(n), np.arange(n), np.empty(n, np.int64)
     fill(a, n, indices, edge, node, far, root, w)
     inclusion(w, n, k, eta)

@@ -174,7 +174,7 @@ def count_targets(ptr, nodes):
 
 @kernel
 def list_targets(ptr, relation, nodes, only, bounds, row, target, of):
-    """The rows of each target, those of some relations alone where `only` says so; how many."""
+    """The rows of each target, or only those of the relations in `only`; how many."""
     ptr, relation, nodes, bounds, row, target, of = bare((ptr, relation, nodes, bounds, row, target, of))
     many, o, some = nodes.shape[0], 0, only.shape[0] > 0
     bounds[0] = 0

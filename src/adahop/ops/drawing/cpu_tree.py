@@ -27,7 +27,7 @@ def lower(bits):
 
 @part
 def ask(t, hi, dst, start, size, w, line, sums):
-    """Ask for the lines that the target AHEAD of t will read first, and for what says where they are."""
+    """Ask for the lines that the target AHEAD of t will read first, and for the pointer to them."""
     if t + 2 * AHEAD < hi:
         prefetch(line, dst[t + 2 * AHEAD])
     if t + AHEAD < hi:

@@ -157,7 +157,7 @@ def multinomial(begin, first, end, since, until, indices, weight, row, target, k
     total = tl.where(blank, n.to(tl.float32), total)
     slot = tl.arange(0, KP)
     u = draw_unit(base(key_of(head, step, layer, STEPS), v), slot.to(tl.int64)).to(tl.float32)
-    # who is surely taken is found like a draw: the s-th of those that count 1 each
+    # an edge that is surely taken is found like a draw: the s-th of those that count 1 each
     mark = tl.where(sure, slot.to(tl.float32), tl.maximum(u - eta, 0.0) / (1.0 - eta) * total)
     o, alike = tl.arange(0, BLK), sure | blank
     part, base_sum = tl.zeros((KP,), tl.int32), tl.zeros((KP,), tl.float32)

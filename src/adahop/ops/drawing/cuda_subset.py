@@ -31,7 +31,7 @@ def largest(edge, node, indices, a, n, eta, BLK: tl.constexpr, EDGE: tl.constexp
 
 @triton.jit
 def lifted(edge, node, indices, at, ok, low, eta, EDGE: tl.constexpr, NODE: tl.constexpr):
-    """Weights with the smallest kept within reach of the largest; 0 for who cannot come."""
+    """Weights with the smallest kept within reach of the largest; 0 for those that cannot be drawn."""
     w = weigh(edge, node, indices, at, ok, EDGE, NODE)
     return tl.where(ok & ((w > 0.0) | (eta > 0.0)), tl.maximum(w, low), 0.0).to(tl.float64)
 
@@ -73,7 +73,7 @@ def mixed(p, stream, bits):
 
 @triton.jit
 def chances(odds, law, indices, a, j, n, k, sure, EDGE: tl.constexpr, NODE: tl.constexpr):
-    """Inclusion probabilities of the neighbours j, float64; 1 for all who can come where all are taken."""
+    """Inclusion probabilities of the neighbours j, float64; 1 for all that can be drawn where all are taken."""
     w = lifted(odds[0], odds[1], indices, a + j, j < n, odds[2], odds[3], EDGE, NODE)
     p = k * ((1.0 - odds[3]) * w / law[1] + odds[3] / law[2])
     p = tl.where((w >= law[0]) | sure, 1.0, tl.minimum(p, 1.0))
@@ -82,7 +82,7 @@ def chances(odds, law, indices, a, j, n, k, sure, EDGE: tl.constexpr, NODE: tl.c
 
 @triton.jit
 def take(t, slot, v, at, p, use, sure, g, out, rows, S: tl.constexpr, L: tl.constexpr, WEIGHTED: tl.constexpr):
-    """Write who was taken, with inclusion probability p."""
+    """Write the places taken, with inclusion probability p."""
     put(t, slot, v, at, p, tl.where(sure, 1.0, 1.0 / tl.maximum(p, 1e-30)), use, use & (slot < S - L), g[0], g[1],
         out[0], out[1], out[2], out[3], out[4], rows, S, L, WEIGHTED)  # fmt: skip
 

@@ -60,7 +60,7 @@ def inclusion(w: Tensor, row: Tensor, rows: int, k: Tensor, eta: float) -> Tenso
 
 
 def weigh(place: Tensor, row: Tensor, rows: Tensor, indices: Tensor, odds: Odds) -> Tensor:
-    """The weights of the given places; `rows` are the graph's, `row` says which of them a place is in."""
+    """The weights of the given places; `rows` are the graph's, `row` is the row of each place among them."""
     w = torch.ones(place.numel(), dtype=torch.double, device=place.device)
     if odds.edge is not None:
         w = odds.edge[place].double()
@@ -174,18 +174,18 @@ def _pick(row, place, w, rows, dst, k, how, eta, key):
     order = torch.argsort(mixed, stable=True)
     order = order[torch.argsort(row[order], stable=True)]
     row, place, p = row[order], place[order], p[order]
-    take = _systematic(p, row, rows, dst, key, start) if how == "systematic" else _depround(p, row, rows, dst, key, n)
+    take = _systematic(p, row, dst, key, start) if how == "systematic" else _depround(p, rows, dst, key, n)
     return row[take], place[take], p[take], 1.0 / p[take]
 
 
-def _systematic(p, row, rows, dst, key, start):
+def _systematic(p, row, dst, key, start):
     c = p.cumsum(0)
     inside = c - torch.cat([c.new_zeros(1), c])[start][row] + random.unit(key, dst, 0)[row]
     # the marks u, u + 1, ... fall where u' + c passes a whole number, u' = 1 - u: equally uniform
     return (inside + 1e-9).floor() > (inside - p + 1e-9).floor()
 
 
-def _depround(p, row, rows, dst, key, n):
+def _depround(p, rows, dst, key, n):
     """Pairwise rounding, all rows in step: the j-th item of every row meets the one still open."""
     take = p >= 1.0
     start = n.cumsum(0) - n

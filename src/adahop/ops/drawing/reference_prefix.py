@@ -37,7 +37,7 @@ def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: 
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
-    """The sums of different rows again, from the odds of today, for draws of k."""
+    """The sums of different rows again, from the current odds, for draws of k."""
     many, size = rows.numel(), edges.last[rows] - edges.first[rows]
     row, place = spans(edges.first[rows], size)
     w = reference.lifted(reference.weigh(place, row, rows, edges.indices, plain_odds(odds)), row, many)

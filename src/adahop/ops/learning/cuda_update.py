@@ -122,7 +122,7 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visit
 
 @triton.jit
 def track_sum(owner, n_id, ptr, src, weight, scale, energy, total, times, S: tl.constexpr):
-    """Add what each true neighbour's message says of |m_j|^2 to its node's sum."""
+    """Add |m_j|^2 of each true neighbour's message to its node's sum."""
     t = tl.program_id(0)
     v = tl.load(n_id + t)
     if tl.load(owner + v) == t:
@@ -155,7 +155,7 @@ def track_mean(n_id, src, total, times, mean, seen, edges, TB: tl.constexpr):
 
 @triton.jit
 def track_level(level, seen, few):
-    """The mean |m|^2 of the nodes seen today, averaged with the days before where they are few."""
+    """The mean |m|^2 of the nodes of this step, averaged with earlier steps where they are few."""
     many, old = tl.load(seen + 1), tl.load(level)
     now = tl.load(seen) / tl.maximum(many, 1.0)
     new = tl.where(old > 0.0, old + many / (many + few) * (now - old), now)
