@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout
 
 from adahop import ops
 from adahop.block import Block, Ungathered
@@ -32,19 +32,21 @@ def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     weight = ops.widened(weight, h)
     if weight.dim() == 2:
-        by_row = bias is not None and bias.dim() == 2
-        return torch.addmm(bias, h, weight.t()) if by_row and bias is not None else linear(h, weight, bias)
+        return ops.product(h, weight, bias)
     out = torch.einsum("dhi,hoi->dho", h, weight)
     return out if bias is None else out + bias
 
 
-def gather(h: Tensor | Ungathered, block: Block, coef: Tensor) -> Tensor:
-    """sum over a target's edges of coef * h[src]: h [S, C] with coef [M]; h [S, H, C] or [S, C] with coef [M, H]."""
+def gather(h: Tensor | Ungathered, block: Block, coef: Tensor, base: ops.Base = None) -> Tensor:
+    """sum over a target's edges of coef * h[src]: h [S, C] with coef [M]; h [S, H, C] or [S, C] with coef [M, H].
+
+    With `base` (table, rows, keep), on top of keep * table[rows]: not for h [S, C] with coef [M, H].
+    """
     src = block.src if torch.is_tensor(h) else h.n_id.index_select(0, block.src)
     h = h if torch.is_tensor(h) else h.table
     if coef.dim() == 2 and h.dim() == 2:
         return torch.stack([ops.gather_sum(h, src, block.dst, c, block.ptr) for c in coef.unbind(1)], 1)
-    return ops.gather_sum(h, src, block.dst, coef, block.ptr)
+    return ops.gather_sum(h, src, block.dst, coef, block.ptr, base)
 
 
 def shares(block: Block, coef: Tensor) -> Tensor:
@@ -59,7 +61,8 @@ class Values:
 
     x holds a row per source, gathered or not; without an `encoder` h is x itself. A `share` of x is dropped, once.
     `shared` where many blocks read the same values, as in a pass over the whole graph. `mean` are the values of the
-    same sources had nothing been dropped, here or below, where a layer keeps dropout apart.
+    same sources had nothing been dropped, here or below, where a layer keeps dropout apart. `square` is |h|^2 of every
+    source where it is known.
 
     >>> values = Values(torch.eye(3), nn.Linear(3, 2))
     >>> values.rows().shape, values.rows(1).shape
@@ -73,8 +76,10 @@ class Values:
         share: float = 0.0,
         shared: bool = False,
         mean: Values | None = None,
+        square: Tensor | None = None,
     ):
         self.x, self.encoder, self.share, self.shared, self.mean = x, encoder, share, shared, mean
+        self.square = square
         self.kept: dict[str, Any] = {}
         self.views: dict[int, Values] = {}
 
@@ -167,6 +172,8 @@ class Values:
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
         """|coef W h[src]|^2 of every edge, heads summed."""
+        if kernel is None and self.square is not None:
+            return coef.square() * self.square.index_select(0, block.src)
         w, bias = self.joined(kernel)
         if w is None or bias is None or not self._squared(w):
             h = self._measured(kernel)

@@ -40,6 +40,14 @@ class History(nn.Module):
             in_range(n_id, len(self.value), "n_id")
             raise
 
+    def change(self, n_id: Tensor, h: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | None]:
+        """h less `keep` of its rows, and the squared length of what is left, where that is found on the way."""
+        try:
+            return ops.change(h, self.value, n_id, keep, measured=False)
+        except IndexError:
+            in_range(n_id, len(self.value), "n_id")
+            raise
+
     @torch.no_grad()
     def push(self, n_id: Tensor, h: Tensor) -> None:
         if h.shape != (n_id.numel(), self.value.shape[1]):

@@ -367,7 +367,10 @@ class ExactSum(OnGraph, Sum):
 
     def form(self, rows: Tensor) -> None:
         """The sums of those rows that were not asked for before."""
-        new, edges = rows[~self.known[rows]].unique(), self.graph.edges
+        new, edges = rows[~self.known.index_select(0, rows)], self.graph.edges
+        if not new.numel():
+            return
+        new = new.unique()
         for some in new.split(1 << 14):
             self.graph.soon(some)
             if self.far:
@@ -566,14 +569,15 @@ class ControlVariate(Variate):
 
     def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
         nodes, h = self.rows(block), values.rows()
-        base = self.history.sums(self.graph, nodes) if self.sums is None else self.sums.pull(nodes)
-        trust = self.trust
-        change = torch.addcmul(h, self.history.pull(block.n_id), -trust)
-        coef = block.weight * block.scale
-        total = torch.addcmul(gather(change, block, coef), base, trust)
+        trust, coef = self.trust, block.weight * block.scale
+        change, square = self.history.change(block.n_id, h, trust)
+        if self.sums is None:
+            total = gather(change, block, coef, (self.history.sums(self.graph, nodes), None, trust))
+        else:
+            total = gather(change, block, coef, (self.sums.value, nodes, trust))
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)
-        return Formed(total, coef, lambda: Messages(block, coef, Values(change), total=lambda: total))
+        return Formed(total, coef, lambda: Messages(block, coef, Values(change, square=square), total=lambda: total))
 
     def known(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
         return conv.beside(rest, edge_sums(self.graph, self.rows(block)))

@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block
 from adahop.checks import InputError, between, count, of_kind, one_of, room_for
-from adahop.features import TableValues, Values
+from adahop.features import TableValues, Values, mapped
 from adahop.graph import Graph
 from adahop.models.whole import Filled, in_pieces
 from adahop.ops import ranges
@@ -146,7 +146,7 @@ class GNN(nn.Module):
         return out if self.decoder is None and layer == len(self.convs) - 1 else self.bend(out)
 
     def decode(self, h: Tensor) -> Tensor:
-        return h if self.decoder is None else self.decoder(self.drop(h))
+        return h if self.decoder is None else mapped(self.drop(h), self.decoder.weight, self.decoder.bias)
 
     def first_norms(self, x: Tensor) -> Tensor:
         """|m|^2 of the first layer's messages from rows of x, without coefficients, the mean over heads."""

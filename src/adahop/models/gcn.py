@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from adahop.checks import one_of
+from adahop.features import mapped
 from adahop.models.base import GNN
 from adahop.sum import Conv, edge_map
 
@@ -51,7 +52,7 @@ class SAGEConv(Conv):
 
     def rest(self, own: Tensor | None) -> Tensor:
         assert own is not None
-        return self.own(own)
+        return mapped(own, self.own.weight, self.own.bias)
 
 
 class SAGE(GNN):

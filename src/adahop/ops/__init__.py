@@ -23,6 +23,7 @@ from adahop.ops.layout import normalise, prepend
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
 from adahop.ops.numbering import forget, in_order, induced, number, relabel
 from adahop.ops.pages import ask_for, in_file, no_more_than_asked
+from adahop.ops.products import product
 from adahop.ops.registry import OPS, Op, register, uncast
 from adahop.ops.segments import lower_bound, pointer, ranges, segment_max, segment_of, segment_sum, spans
 from adahop.ops.summing import (
@@ -42,6 +43,7 @@ from adahop.ops.summing import (
     table_sum,
     widened,
 )
+from adahop.ops.summing.reference import Base
 from adahop.ops.threads import alone, get_threads, over, set_threads, threads
 from adahop.ops.types import (
     DRAWS,

@@ -143,4 +143,5 @@ class NeighborSampler(Sampler):
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
-            self.policy.update(layer, block, e)
+            if block.num_edges:  # a layer that is skipped has none
+                self.policy.update(layer, block, e)

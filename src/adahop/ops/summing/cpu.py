@@ -9,8 +9,8 @@ from torch import Tensor
 
 from adahop.ops.segments import segment_sum
 from adahop.ops.simd import prefetch
-from adahop.ops.summing.reference import LEAST, Base
-from adahop.ops.threads import over
+from adahop.ops.summing.reference import LEAST, Base, Copies, Drop
+from adahop.ops.threads import get_threads, over
 from adahop.ops.types import NO_PLACES, NO_WEIGHTS, Edges
 
 ROWS = 12  # how many edges ahead a row of h is asked for
@@ -246,21 +246,26 @@ NO_SCALE = np.empty(0, np.float32)
 NO_ROWS = np.empty(0, np.int64)
 
 
+def summed(h, src, coef, ptr, table, rows, keep) -> Tensor:
+    targets, wide = ptr.numel() - 1, h.shape[1] * h.shape[2]
+    out = torch.empty(targets, *h.shape[1:])
+    args = [t.detach().numpy() for t in (h, src, coef, ptr)]
+    work = 1 if get_threads() == 1 else args[3] * wide // 8
+    if table is None:
+        over(sum_rows, targets, *args, out.numpy(), work=work)
+    else:
+        args += [table.numpy(), NO_ROWS if rows is None else rows.numpy(), np.float32(float(keep)), out.numpy()]
+        over(add_rows, targets, *args, work=work)
+    return out
+
+
 class _GatherSum(torch.autograd.Function):
     """Forward by target, backward by source: each row of either has one writer."""
 
     @staticmethod
     def forward(ctx, h, src, dst, coef, ptr, table, rows, keep):
         ctx.save_for_backward(h, src, dst, coef, ptr)
-        out = torch.empty(ptr.numel() - 1, *h.shape[1:])
-        args = [t.detach().numpy() for t in (h, src, coef, ptr)]
-        work = ptr.numpy() * h[0].numel() // 8 if len(h) else 1
-        if table is None:
-            over(sum_rows, len(out), *args, out.numpy(), work=work)
-        else:
-            args += [table.numpy(), NO_ROWS if rows is None else rows.numpy(), np.float32(keep), out.numpy()]
-            over(add_rows, len(out), *args, work=work)
-        return out
+        return summed(h, src, coef, ptr, table, rows, keep)
 
     @staticmethod
     def backward(ctx, grad):
@@ -298,7 +303,11 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, b
         h, coef = h.unsqueeze(1), coef.unsqueeze(1)
         table = None if table is None else table.unsqueeze(1)
     table = None if table is None else table.detach().float().contiguous()
-    out = _GatherSum.apply(h.contiguous(), src, dst, coef.float().contiguous(), ptr, table, rows, keep)
+    h, coef = h.contiguous(), coef.float().contiguous()
+    if h.requires_grad or coef.requires_grad:
+        out = _GatherSum.apply(h, src, dst, coef, ptr, table, rows, keep)
+    else:
+        out = summed(h, src, coef, ptr, table, rows, keep)
     return out.squeeze(1) if flat else out
 
 
@@ -316,7 +325,12 @@ class _Change(torch.autograd.Function):
         return grad, None, None, None
 
 
-def change(h: Tensor, table: Tensor, rows: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+def change(
+    h: Tensor, table: Tensor, rows: Tensor, keep: float | Tensor, measured: bool = True
+) -> tuple[Tensor, Tensor]:
+    if rows.numel() and int(rows.max()) >= len(table):
+        raise IndexError(f"`rows` must be below {len(table)}, got {int(rows.max())}")
+    keep = float(keep)
     if h.dtype != torch.float32 or table.dtype != torch.float32 or not table.is_contiguous():
         return NotImplemented  # type: ignore[return-value]
     if h.dim() == 3:
@@ -370,6 +384,12 @@ def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Te
     work = np.concatenate([[0], np.cumsum(last[of] - begin[of])]) * max(h.shape[1] // 8, 1)
     over(sum_all, len(of), h.detach().numpy(), begin, last, indices, weight, of, squared, out.numpy(), work=work)
     return out
+
+
+def table_rows(h: Tensor, n_id: Tensor, drop: Drop = None, near: Copies = None) -> Tensor:
+    if drop is not None or not h.is_cpu:
+        return NotImplemented
+    return h.index_select(0, n_id).float()
 
 
 def rows_dot(x: Tensor, rows: Tensor, w: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ LEAST = 1e-15  # a divisor that is smaller counts as this
 
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
 Copies = tuple[Tensor, Tensor] | None  # rows that lie nearer, and the place of each row among them, or -1
-Base = tuple[Tensor, Tensor | None, float] | None  # (table, rows, keep): what a sum is added to
+Base = tuple[Tensor, Tensor | None, float | Tensor] | None  # (table, rows, keep): what a sum is added to
 _WORD = 0xFFFFFFFF
 
 
@@ -31,13 +31,24 @@ def onto(out: Tensor, base: Base) -> Tensor:
         return out
     table, rows, keep = base
     more = table[: len(out)] if rows is None else table.index_select(0, rows[: len(out)])
-    return torch.add(out, more.detach().to(out.dtype), alpha=keep)
+    return plus(out, more.detach(), keep)
 
 
-def change(h: Tensor, table: Tensor, rows: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-    """h - keep * table[rows], and |h - keep * table[rows]|^2 per row and head, without a gradient."""
-    out = torch.sub(h, table.index_select(0, rows[: len(h)]).detach().to(h.dtype), alpha=keep)
-    return out, out.detach().square().sum(-1)
+def plus(h: Tensor, other: Tensor, keep: float | Tensor) -> Tensor:
+    """h + keep * other; a captured step follows a tensor."""
+    other = other.to(h.dtype)
+    return torch.addcmul(h, other, keep) if isinstance(keep, Tensor) else torch.add(h, other, alpha=keep)
+
+
+def change(
+    h: Tensor, table: Tensor, rows: Tensor, keep: float | Tensor, measured: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """h - keep * table[rows], and |h - keep * table[rows]|^2 per row and head, without a gradient.
+
+    Where it is not to be `measured` the latter may be None; the CPU finds it on the way.
+    """
+    out = plus(h, table.index_select(0, rows[: len(h)]).detach(), -keep)
+    return out, out.detach().square().sum(-1) if measured else None
 
 
 def spread(
