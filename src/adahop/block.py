@@ -81,6 +81,14 @@ def as_block(rows: Rows, found: Numbered, drawn: Drawn) -> Block:
     return block._replace(ptr=ptr.index_select(0, rows.ptr), row=rows.row, row_ptr=ptr, relation=rows.relation)
 
 
+def nothing(dst: Tensor) -> Block:
+    """A block without edges, for a layer that is skipped."""
+    none = torch.zeros(0, device=dst.device)
+    ptr = torch.zeros(dst.numel() + 1, dtype=torch.long, device=dst.device)
+    edges = ptr.new_zeros(2, 0)
+    return Block(dst, dst.numel(), edges, edges[0], none, none, none, ptr, edges[0])
+
+
 class Ungathered:
     """Rows of a table that are not gathered yet: a sum can read the table itself."""
 
@@ -88,7 +96,7 @@ class Ungathered:
         self.table, self.n_id = table, n_id
 
     def gathered(self) -> Tensor:
-        return self.table.index_select(0, self.n_id)
+        return self.table.index_select(0, self.n_id).float()
 
     def __getitem__(self, rows: slice) -> Ungathered:
         return Ungathered(self.table, self.n_id[rows])

@@ -33,12 +33,14 @@ class Config:
     estimator: str | None = None  # None: the method's own
     noise: float | tuple[float, ...] | str = "auto"  # of a control variate: in [0, 1], one for all layers or one each;
     # "auto": chosen on validation during the run (see `adahop.race`), ignored where there is no control variate
+    judged: int | None = None  # nodes of each split that are evaluated, with all their neighbours; memories then begin
+    # empty, and no pass over the whole graph is made. None: all nodes, by a pass
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step
     device: str = "cpu"
     state: str | None = None  # a folder: policy state and histories lie in files there instead of in memory
     capture: bool | None = None  # the step as one CUDA graph; None: wherever that can be
     tf32: bool = True  # on a GPU: matrix products in TF32
-    half: bool = False  # on a GPU: features and history in half precision (sums stay float32)
+    half: bool = False  # history in half precision, on a GPU features too (sums stay float32)
     cache: float | None = None  # on a GPU: features stay in host memory, this share of their rows has a copy there
     partition: str | None = None  # range or metis: each of several processes owns a part of the graph
     model_options: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +66,9 @@ class Config:
         if isinstance(self.noise, str):
             one_of(self.noise, ("auto",), "noise")
         dial(self.dial, len(self.sizes))
+        if self.judged is not None:
+            count(self.judged, 1, "judged")
+            self._without_passes()
         if self.cache is not None:
             between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:
@@ -72,6 +77,20 @@ class Config:
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
         self._combines(preset)
+
+    def _without_passes(self) -> None:
+        if models.MODELS[self.model].typed:
+            raise InputError(f"`judged` must be None for a model over several node types, got {self.judged}")
+        if self.estimator is not None and "snapshot" in self.estimator:
+            raise InputError(
+                f"`estimator` must not be a snapshot with `judged`, which makes no pass for it, got {self.estimator}"
+            )
+
+    @property
+    def remembers(self) -> str | None:
+        """The estimator, where it is not the method's own; a snapshot needs passes, a history does not."""
+        own = self.preset.estimator
+        return self.estimator or (own.replace("snapshot", "history") if self.judged is not None else None)
 
     def _combines(self, preset: Method) -> None:
         """The parts fit each other; what does not is refused here, before anything is loaded."""

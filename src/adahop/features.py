@@ -42,6 +42,8 @@ def gather(h: Tensor | Ungathered, block: Block, coef: Tensor, base: ops.Base = 
 
     With `base` (table, rows, keep), on top of keep * table[rows]: not for h [S, C] with coef [M, H].
     """
+    if not torch.is_tensor(h) and h.table.dtype != torch.float32:
+        h = h.gathered()
     src = block.src if torch.is_tensor(h) else h.n_id.index_select(0, block.src)
     h = h if torch.is_tensor(h) else h.table
     if coef.dim() == 2 and h.dim() == 2:

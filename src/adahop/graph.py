@@ -448,6 +448,11 @@ class Graph:
         out[:, self.eid.long()] = ours
         return out
 
+    @property
+    def relative(self) -> Tensor | None:
+        """Weights per place up to a factor per row, which draws from a row do not depend on; None: all alike."""
+        return self.weight
+
     def edge_weight(self) -> Tensor:
         """One weight per position in the CSR."""
         return self.weight if self.weight is not None else torch.ones(self.num_edges, device=self.device)

@@ -11,6 +11,34 @@ from adahop.graph import Graph
 from adahop.storage import MEMORY, Storage
 
 
+class Seen(nn.Module):
+    """The row of each node in a table that is filled as nodes are first seen; row 0 is that of all others.
+
+    >>> seen = Seen(5)
+    >>> seen.add(torch.tensor([3, 1])).tolist(), seen.row.tolist()
+    ([1, 2], [0, 2, 0, 1, 0])
+    """
+
+    row: Tensor
+
+    def __init__(self, num_nodes: int, storage: Storage = MEMORY, device: torch.device | str = "cpu"):
+        super().__init__()
+        self.many = 1  # rows that are taken
+        self.register_buffer("row", storage.sparse(num_nodes, dtype=torch.int32, device=device), persistent=False)
+
+    def new(self, nodes: Tensor) -> Tensor:
+        """Those that were not seen before, each once, in order."""
+        new = nodes[self.row.index_select(0, nodes) == 0]
+        return new.unique() if new.numel() else new
+
+    def add(self, nodes: Tensor) -> Tensor:
+        """The rows of nodes that are new, no two alike."""
+        rows = torch.arange(self.many, self.many + nodes.numel(), device=nodes.device)
+        self.row[nodes] = rows.int()
+        self.many += nodes.numel()
+        return rows
+
+
 class History(nn.Module):
     """One row per node, in float32 or float16, on the device it is moved to. Not part of a model's state_dict.
 
@@ -62,8 +90,58 @@ class History(nn.Module):
         graph.soon(nodes)
         return ops.full_sum(self.value, graph.edges, nodes)
 
+    def remembered(self, name: str) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it under its name."""
+        return {name: self.value}
+
+    def resize(self, rows: int) -> None:
+        """So many rows will be taken from a checkpoint."""
+
     def _apply(self, fn, recurse: bool = True) -> History:
         kept = self.value.dtype  # .half() and .float() of a model are not meant for its memory
         super()._apply(fn, recurse)
         self.value = self.value.to(kept)
         return self
+
+
+class SeenHistory(History):
+    """The same without a pass over the graph before: a node that was never seen has zeros, and takes no room.
+
+    Rows lie in the order in which nodes were first seen, so that few pages are written.
+
+    >>> history = SeenHistory(3, 2)
+    >>> history.push(torch.tensor([1]), torch.ones(1, 2)); history.pull(torch.tensor([0, 1])).tolist()
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+
+    def __init__(self, num_nodes: int, width: int, dtype: torch.dtype = torch.float32, storage: Storage = MEMORY):
+        super().__init__(0, width, dtype)
+        self.nodes = Seen(num_nodes, storage)
+        self.value = storage.sparse(num_nodes + 1, width, dtype=dtype)
+
+    @torch.no_grad()
+    def pull(self, n_id: Tensor) -> Tensor:
+        in_range(n_id, self.nodes.row.numel(), "n_id")
+        return super().pull(self.nodes.row[n_id].long())
+
+    @torch.no_grad()
+    def push(self, n_id: Tensor, h: Tensor) -> None:
+        self.nodes.add(self.nodes.new(n_id))
+        super().push(self.nodes.row[n_id].long(), h)
+
+    @torch.no_grad()
+    def sums(self, graph: Graph, nodes: Tensor) -> Tensor:
+        graph.soon(nodes)
+        edges = graph.edges
+        target, place = ops.spans(edges.begin[nodes], edges.last[nodes] - edges.begin[nodes])
+        row = self.nodes.row[edges.indices[place].long()]
+        met = row.nonzero().flatten()
+        target, row = target[met], row[met].long()
+        weight = edges.weights(nodes[target], place[met])
+        return ops.segment_sum(weight.unsqueeze(1) * self.value[row].float(), target, nodes.numel())
+
+    def remembered(self, name: str) -> dict[str, Tensor]:
+        return {name: self.value[: self.nodes.many], f"{name}.row": self.nodes.row}
+
+    def resize(self, rows: int) -> None:
+        self.nodes.many = rows

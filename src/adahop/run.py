@@ -118,10 +118,12 @@ def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) 
     known = {"features": data.x, **model.facts()}
     told = {k: known[k] for k in needs(method, config.method_options)}
     options = {**method.options, **told, **config.method_options}
-    storage = storage_in(config.state)
+    storage = storage_in(config.state, graph.num_nodes)
     sampler = make_sampler(config.method, graph, config.sizes, seed, storage, **options).to(config.device)
-    dtype = torch.float16 if config.half and config.device.startswith("cuda") else torch.float32
-    sampler.skip = model.remember(config.estimator or method.estimator, graph, data.x, dtype, config.dial, storage)
+    dtype = torch.float16 if config.half else torch.float32
+    without = {} if config.judged is None else {"passes": False}
+    estimator = config.remembers or method.estimator
+    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, **without)
     return model, sampler
 
 
@@ -144,6 +146,8 @@ class Run:
         if not self.team.total(float(self.data.val_mask.sum()))[0]:
             raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")
         kind = models.MODELS[config.model].weights if self.team.remembers else OTHER
+        if config.judged is not None and self.team.size > 1:
+            raise InputError(f"`judged` must be None with several processes, got {config.judged}")
         self.team.allow(config.estimator or METHODS[config.method].on(kind).estimator)
         self.model, sampler = assemble(self.data, config, seed, self.team.remembers)
         self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)

@@ -12,6 +12,7 @@ from adahop.checks import InputError
 from adahop.mapped.folder import scratch
 
 LEAST = 1 << 20  # bytes; smaller tensors stay in memory
+PER_NODE = 16  # bytes; so do those that have no more per node: every step reads and writes them at random
 PIECE = 1 << 22  # entries filled at once
 
 
@@ -29,8 +30,6 @@ class Storage:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        if value == 0 and dtype == torch.int32 and torch.device(device).type == "cpu":
-            return torch.from_numpy(np.zeros(shape, np.int32))  # pages that are never touched take no memory
         return torch.full(shape, value, dtype=dtype, device=device)
 
     def empty(
@@ -38,6 +37,12 @@ class Storage:
     ) -> Tensor:
         """Room that is filled right after."""
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def sparse(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        """Zeros that take room only where they are written."""
+        if torch.device(device).type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
         return self.full(shape, 0, dtype, device)
@@ -83,6 +88,10 @@ class Files(Storage):
         held = self._holds(shape, dtype, device)
         return scratch(self.folder, tuple(shape), dtype) if held else super().empty(shape, dtype, device)
 
+    def sparse(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        held = self._holds(shape, dtype, device)
+        return scratch(self.folder, shape, dtype, False) if held else super().sparse(*shape, dtype=dtype, device=device)
+
     def _holds(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> bool:
         return torch.device(device).type == "cpu" and torch.Size(shape).numel() * dtype.itemsize >= self.least
 
@@ -90,6 +99,6 @@ class Files(Storage):
 MEMORY = Storage()
 
 
-def storage_in(folder: str | Path | None) -> Storage:
-    """Files of a folder, or memory where none is named."""
-    return MEMORY if folder is None else Files(folder)
+def storage_in(folder: str | Path | None, nodes: int = 0) -> Storage:
+    """Files of a folder for the state of a graph with so many nodes, or memory where none is named."""
+    return MEMORY if folder is None else Files(folder, max(LEAST, PER_NODE * nodes))

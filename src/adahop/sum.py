@@ -20,7 +20,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, one_of
 from adahop.features import Values, gather, join, mapped
 from adahop.graph import Graph, OnGraph
-from adahop.history import History
+from adahop.history import History, Seen, SeenHistory
 from adahop.messages import Ends, Messages, TypedMessages
 from adahop.ops import segment_max, segment_sum
 from adahop.storage import MEMORY, Storage
@@ -151,12 +151,17 @@ class Sum(nn.Module):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from a state; one of version 0.1, which knew no dial, leaves the dial as it is set."""
         self.settle()
+        for name, m in self._histories():
+            m.resize(len(state[name]))
         mine = self._remembered()
         for name, value in state.items():
             mine[name].copy_(value)
 
     def _remembered(self) -> dict[str, Tensor]:
-        return {name: m.value for name, m in self.named_modules() if isinstance(m, History)}
+        return {k: t for name, m in self._histories() for k, t in m.remembered(name).items()}
+
+    def _histories(self) -> list[tuple[str, History]]:
+        return [(name, m) for name, m in self.named_modules() if isinstance(m, History)]
 
 
 PLAIN = Sum()
@@ -339,51 +344,48 @@ class ExactSum(OnGraph, Sum):
 
     draws = False
     x: Tensor
-    ones: Tensor
     sums: Tensor
     weights: Tensor
     spread: Tensor | None
-    known: Tensor
 
     def __init__(self, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False):
         super().__init__()
         check_sources(graph, x)
         self.graph = graph
-        waits, ones = ops.may_wait(x), torch.ones(len(x), 1, device=x.device)
-        self.left = graph.num_rows if waits else 0  # rows that are not formed yet
-        self.far = ops.in_file(x)
+        waits, self.far = ops.may_wait(x), ops.in_file(x)
+        self.seen = Seen(graph.num_rows, storage, x.device) if waits else None  # the rows that are formed, one by one
 
         def every(x: Tensor, squared: bool = False) -> Tensor:
             if waits:
-                return storage.empty((graph.num_rows, x.shape[1]), x.dtype, x.device)
+                return storage.sparse(graph.num_rows + 1, x.shape[1])
             sums = full_sums(graph, x, storage, squared=squared)
             return ops.table(sums.sqrt_() if squared else sums, x)
 
-        given = {"x": x, "ones": ones, "sums": every(x), "spread": every(x, squared=True) if drops else None}
-        given["weights"] = every(ones)
-        given["known"] = torch.full((graph.num_rows,), not waits, device=x.device)
+        given = {"x": x, "sums": every(x), "spread": every(x, squared=True) if drops else None}
+        given["weights"] = every(torch.ones(1, 1, device=x.device).expand(len(x), 1))
         for name, t in given.items():
             self.register_buffer(name, t, persistent=False)
 
+    @property
+    def left(self) -> int:
+        """Rows that are not formed yet."""
+        return 0 if self.seen is None else self.graph.num_rows + 1 - self.seen.many
+
     def form(self, rows: Tensor) -> None:
         """The sums of those rows that were not asked for before."""
-        new, edges = rows[~self.known.index_select(0, rows)], self.graph.edges
-        if not new.numel():
-            return
-        new = new.unique()
-        for some in new.split(1 << 14):
+        assert self.seen is not None
+        for some in self.seen.new(rows).split(1 << 14):
             self.graph.soon(some)
             if self.far:
-                source = self.graph.indices[
-                    ops.spans(edges.begin[some], edges.last[some] - edges.begin[some])[1]
-                ].long()
+                edges = self.graph.edges
+                place = ops.spans(edges.begin[some], edges.last[some] - edges.begin[some])[1]
+                source = edges.indices[place].long()
                 ops.ask_for(self.x, source, source + 1)
-            self.sums[some] = ops.full_sum(self.x, edges, some)
-            self.weights[some] = ops.full_sum(self.ones, edges, some)
+            sums, weights, square = ops.row_sums(self.x, self.graph.edges, some, self.spread is not None)
+            row = self.seen.add(some)
+            self.sums[row], self.weights[row, 0] = sums, weights
             if self.spread is not None:
-                self.spread[some] = ops.full_sum(self.x, edges, some, True).sqrt_()
-        self.known[new] = True
-        self.left -= new.numel()
+                self.spread[row] = square.sqrt_()
 
     def moved(self) -> None:
         """On a GPU nothing waits: a captured step cannot."""
@@ -401,17 +403,18 @@ class ExactSum(OnGraph, Sum):
         nodes = self.rows(block)
         if self.left:
             self.form(nodes)
-        sums = ops.table_rows(self.sums, nodes)
+        row = nodes if self.seen is None else self.seen.row[nodes].long()
+        sums = ops.table_rows(self.sums, row)
         if values.share:
             if self.spread is None:
                 raise InputError("`dropout` must be set before `remember`, got an exact first layer made without it")
-            size = ops.table_rows(self.spread, nodes)
+            size = ops.table_rows(self.spread, row)
             sums = torch.addcmul(sums, size, torch.randn_like(size), value=deviation(values.share))
 
         def total(kernel: Tensor | None, rest: Tensor | None = None) -> Tensor:
             kernel, bias = join(kernel, values.encoder)
             out = sums if kernel is None else mapped(sums, kernel, rest)
-            return out if bias is None else out + self.weights[nodes] * bias
+            return out if bias is None else out + self.weights[row] * bias
 
         conv.note(lambda: certain(block, torch.zeros_like(block.scale), total))
         return total(conv.kernel(), conv.beside(rest, edge_sums(self.graph, nodes)))
@@ -487,10 +490,12 @@ class Variate(OnGraph, Sum):
         noise: float = 0.0,
         storage: Storage = MEMORY,
         nodes: int | None = None,
+        passes: bool = True,
     ):
         super().__init__()
         self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
-        self.history = History(graph.num_nodes if nodes is None else nodes, width, dtype, storage)
+        form = History if passes else SeenHistory
+        self.history = form(graph.num_nodes if nodes is None else nodes, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
         kept = self.sums_up and kind == "snapshot"
@@ -716,14 +721,16 @@ def sum_with_variate(
     noise: float,
     storage: Storage = MEMORY,
     nodes: int | None = None,
+    passes: bool = True,
 ) -> Variate:
-    """A sum with a memory of this kind for such a convolution."""
+    """A sum with a memory of this kind for such a convolution; unless `passes` are made, a history begins empty."""
     if kind == "scores":
         if not conv.attends:
             raise InputError("`estimator` must not remember scores for a model without attention, got scores")
         return AttentionScores(graph, cast(Attention, conv).ends_width, noise, storage)
-    made = AttentionVariate if conv.attends else ControlVariate
-    return made(graph, width, kind, dtype, noise, storage, nodes)
+    if conv.attends:
+        return AttentionVariate(graph, width, kind, dtype, noise, storage, nodes)
+    return ControlVariate(graph, width, kind, dtype, noise, storage, nodes, passes)
 
 
 def edge_sums(graph: Graph, rows: Tensor) -> Tensor | None:
@@ -741,7 +748,7 @@ def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 
     """A x for every row of the graph, in chunks; x has a row for every source. `squared`: of squared weights and x."""
     check_sources(graph, x)
     edges = graph.edges
-    if squared:
+    if squared and not edges.mean:  # kernels that know no squares sum squared rows
         if edges.weight is not None:
             edges = edges._replace(weight=edges.weight.square())
         square = storage.empty(tuple(x.shape), x.dtype, x.device)
@@ -751,5 +758,5 @@ def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 
     out = storage.empty((graph.num_rows, *x.shape[1:]), x.dtype, x.device)
     for nodes in torch.arange(graph.num_rows, device=x.device).split(rows):
         graph.soon(nodes)
-        out[nodes] = ops.full_sum(x, edges, nodes)
+        out[nodes] = ops.full_sum(x, edges, nodes, squared and edges.mean)
     return out

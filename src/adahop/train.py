@@ -19,11 +19,14 @@ from adahop.config import Config
 from adahop.distributed import Alone
 from adahop.graph import Graph
 from adahop.metrics import METRICS
+from adahop.ops import random
 from adahop.race import GROUPS, group_of
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
 from adahop.seams import NodeData
 from adahop.step import train_step as train_step
+
+JUDGED = 3  # names the random stream of the nodes that are evaluated, where not all are
 
 
 def evaluate(
@@ -35,13 +38,23 @@ def evaluate(
 
 
 class Judged:
-    """A model's outputs from every neighbour, and their scores."""
+    """A model's outputs from every neighbour, and their scores; with `some`, those of so many nodes of each split."""
 
-    def __init__(self, model: models.GNN, data: NodeData, graph: Graph, metric: str, team: Alone):
+    rows: slice | Tensor
+
+    def __init__(
+        self, model: models.GNN, data: NodeData, graph: Graph, metric: str, team: Alone, some: int | None = None
+    ):
         self.data, self.metric, self.team = data, metric, team
         parts = team.parts(graph)
-        self.out = model.inference(graph, data.x, parts=parts)
-        self.rows = slice(None) if parts is None else slice(*parts.rows)
+        if some is None:
+            self.out = model.inference(graph, data.x, parts=parts)
+            self.rows = slice(None) if parts is None else slice(*parts.rows)
+        else:
+            masks = (data.train_mask, data.val_mask, data.test_mask)
+            nodes = [random.shuffled(mask.nonzero().flatten(), random.key(JUDGED))[:some] for mask in masks]
+            self.rows = torch.cat(nodes)
+            self.out = model.outputs(graph, data.x, self.rows)
 
     def score(self, mask: Tensor) -> float:
         mask = mask[self.rows]
@@ -154,7 +167,7 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
         while not run.over():
             _epoch(run, after)
             with run.average.applied(), room_for("evaluation with every neighbour"):
-                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
+                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team, run.config.judged)
                 row = run.closed(judged.scores())
             if run.race is not None:
                 run.race.judged(run, judged.without_groups)

@@ -15,12 +15,17 @@ import pytest
 import torch
 
 import adahop
-from adahop import Graph, InputError, make
+from adahop import Graph, InputError, make, ops
 from adahop.cli import main
+from adahop.convert import convert
 from adahop.datasets import load
-from adahop.mapped import Folder, MappedGraph, opened, read, save
+from adahop.distributed import Shard
+from adahop.mapped import Folder, graph_of, opened, read, save
 from adahop.mapped.data import save_graph
+from adahop.mapped.looped import LoopedGraph
 from adahop.methods import METHODS, Method
+from adahop.ops import pointer
+from adahop.pyg import AdaptiveNeighborLoader
 from adahop.samplers import Labor
 from adahop.storage import Files
 from conftest import messy_graph, same_blocks
@@ -34,10 +39,22 @@ def folder(tmp_path):
     return tmp_path / "graph"
 
 
-def on_file(graph: Graph, home) -> MappedGraph:
-    with Folder(home) as f:
-        save_graph(graph, f)
-    return MappedGraph.open(home)
+def on_file(graph: Graph, home, loops: bool = False) -> Graph:
+    with Folder(home, {"loops": True} if loops else {}) as f:
+        save_graph(graph, f, loops)
+    return graph_of(home, *read(home))
+
+
+def forms() -> dict[str, Graph]:
+    """Graphs with and without weights, their own loops, and an order of their own."""
+    messy = messy_graph()
+    row = messy.row()
+    kept = (messy.indices != row).nonzero().flatten()
+    row, src = row[kept], messy.indices[kept]
+    plain = Graph.from_csr(pointer(torch.bincount(row, minlength=messy.num_nodes)), src)
+    assert plain.eid is None and messy.eid is not None and messy.weight is not None
+    bare = Graph(messy.indptr, messy.indices, None, messy.eid, messy.first)
+    return {"messy": messy, "unweighted": bare, "in order": plain}
 
 
 # --- equal to memory -----------------------------------------------------------------------------------------------
@@ -45,13 +62,14 @@ def on_file(graph: Graph, home) -> MappedGraph:
 
 @pytest.mark.parametrize("kind", ["row", "sym", None])
 @pytest.mark.parametrize("loops", [True, False])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_normalized_on_disk_is_that_of_memory(tmp_path, monkeypatch, kind, loops, weighted):
+@pytest.mark.parametrize("form", ["messy", "unweighted", "in order"])
+@pytest.mark.parametrize("looped", [True, False])
+def test_normalized_on_disk_is_that_of_memory(tmp_path, monkeypatch, kind, loops, form, looped):
     monkeypatch.setattr("adahop.mapped.graph.ranges.__defaults__", (100,))  # many small pieces
-    graph = messy_graph()
-    if not weighted:
-        graph = Graph(graph.indptr, graph.indices, None, graph.eid, graph.first)
-    mapped = on_file(graph, tmp_path / "g")
+    graph = forms()[form]
+    mapped = on_file(graph, tmp_path / "g", looped)
+    assert mapped.num_nodes == graph.num_nodes and mapped.num_edges == graph.num_edges
+    assert torch.equal(mapped.degree(), graph.degree())
     for _ in range(2):  # written, then found again
         one, other = graph.normalized(kind, loops), mapped.normalized(kind, loops)
         assert [k for k, _ in one._tensors()] == [k for k, _ in other._tensors()]
@@ -59,15 +77,45 @@ def test_normalized_on_disk_is_that_of_memory(tmp_path, monkeypatch, kind, loops
             assert a.dtype == b.dtype and torch.equal(a, b), name
 
 
+@pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("method", ["graphsage", "bs", "bs.m", "labor", "s-gcn"])
-def test_training_from_disk_is_that_from_memory(folder, tmp_path, method):
+def test_training_from_disk_is_that_from_memory(folder, tmp_path, method, looped):
     how = {"method": method, "sizes": (4, 4), "epochs": 2, "batch_size": 64, "hidden": 8}
-    memory = adahop.fit(load(SPEC), **how)
+    data = load(SPEC)
+    if looped:
+        folder = tmp_path / "looped"
+        save(data, folder, loops=True)
+    memory = adahop.fit(data, **how)
     disk = adahop.fit(load(folder), **how, state=str(tmp_path / "state"))
     assert [r["loss"] for r in memory.history] == [r["loss"] for r in disk.history]
     for a, b in zip(memory.sampler.state_dict().values(), disk.sampler.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     assert list((tmp_path / "state").iterdir()) == []  # nameless files: nothing is left behind
+
+
+@pytest.mark.parametrize("form", ["messy", "unweighted", "in order"])
+def test_stored_loops_take_one_array_per_edge(tmp_path, form):
+    """Numbers of edges are stored where the user's order is another, weights where there are any, and nothing else."""
+    graph = forms()[form]
+    mapped = on_file(graph, tmp_path / "g", loops=True)
+    mapped.normalized("row", True)
+    files = {f.stem for f in (tmp_path / "g").rglob("*.npy")}
+    more = {"messy": {"eid", "weight", "total", "first"}, "unweighted": {"eid", "first"}, "in order": set()}
+    assert files == {"indptr", "indices"} | more[form]
+    before = json.loads((tmp_path / "g" / "manifest.json").read_text())
+    assert before["format"] == "adahop folder 2"  # earlier versions refuse what they would misread
+
+
+def test_half_features_are_those_of_memory(tmp_path):
+    """Stored in 16 bits, summed in 32: as if the rounded features were in memory."""
+    data, how = load(SPEC), {"sizes": (4, 4), "epochs": 2, "batch_size": 64, "hidden": 8}
+    data.x = data.x.half()
+    save(data, tmp_path / "half", loops=True)
+    data.x = data.x.float()
+    for method in ("graphsage", "adahop"):
+        memory, disk = (adahop.fit(d, method=method, **how) for d in (data, load(tmp_path / "half")))
+        assert [r["loss"] for r in memory.history] == [r["loss"] for r in disk.history]
+        assert memory.test == disk.test
 
 
 def test_converted_folder_and_command(tmp_path, capsys):
@@ -85,6 +133,34 @@ def test_converted_folder_and_command(tmp_path, capsys):
     assert end.value.code == 2 and "must be a new folder" in capsys.readouterr().err
     with pytest.raises(InputError, match="must be raw"):
         load(out, features="standard")
+
+
+def test_parts_and_loaders_of_stored_loops(folder, tmp_path):
+    """Whatever asks for the graph's own arrays finds those of a graph without the added loops."""
+    data = load(SPEC)
+    save(data, tmp_path / "looped", loops=True)
+    looped = load(tmp_path / "looped")
+    for rank in range(2):
+        one, other = (Shard(home, rank, 2) for home in (folder, tmp_path / "looped"))
+        assert torch.equal(one.bounds, other.bounds) and torch.equal(one.halo, other.halo)
+        for (_, a), (_, b) in zip(one.graph._tensors(), other.graph._tensors(), strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(data.edge_index, looped.edge_index) and data.num_edges == looped.num_edges
+    both = (AdaptiveNeighborLoader(d, [3, 3], input_nodes=d.train_mask, batch_size=32, seed=1) for d in (data, looped))
+    for a, b in zip(*both, strict=True):
+        assert torch.equal(a.edge_index, b.edge_index) and torch.equal(a.e_id, b.e_id)
+
+
+def test_convert_with_loops(tmp_path):
+    np.savez(tmp_path / "g.npz", indptr=[0, 2, 3, 4], indices=[1, 2, 0, 0], x=np.eye(3, 4), y=[0, 1, 1],
+             train_idx=[0], val_idx=[1], test_idx=[2])  # fmt: skip
+    with pytest.raises(SystemExit) as end:
+        main(["convert", str(tmp_path / "g.npz"), "--mmap", "--loops", "-o", str(tmp_path / "mapped")])
+    assert end.value.code == 0
+    graph = load(tmp_path / "mapped").graph
+    assert graph.indices.tolist() == [1, 2, 0, 0] and graph.normalized("row").indices.tolist() == [0, 1, 2, 1, 0, 2, 0]
+    with pytest.raises(InputError, match="`loops` must be False without `mmap`"):
+        convert(tmp_path / "g.npz", tmp_path / "h.npz", loops=True)
 
 
 def test_writing_to_a_mapped_tensor_leaves_the_file_alone(folder):
@@ -127,6 +203,31 @@ def test_places_past_2_31(tmp_path):
     block = static.sample([1])[0]
     assert bool((block.pos >= start + n // 2).all())  # the first half has weight 0
     assert torch.equal(block.weight, weights[block.pos]) and torch.allclose(block.prob, torch.full((k,), 2 / n))
+
+
+def test_stored_loops_past_2_31(tmp_path):
+    """Node 1's row begins past place 2^31: its loop, its edges' numbers and weights, and what is learned of them."""
+    start, n, k = 2**31 + 100, 50, 10
+    sparse(tmp_path / "indices.npy", "<i4", start + 1 + 2 * n)
+    with open(tmp_path / "indices.npy", "r+b") as f:
+        f.seek(-4 * (1 + 2 * n), os.SEEK_END)
+        f.write(np.arange(1, 2 + n, dtype=np.int32).tobytes() + np.arange(2, 2 + n, dtype=np.int32).tobytes())
+    sizes = torch.tensor([start, 1 + n] + [1] * n)
+    arrays = {"indptr": pointer(sizes), "indices": opened(tmp_path / "indices.npy")}
+    arrays["first"] = arrays["indptr"][:-1] + 1
+    graph = LoopedGraph(tmp_path, arrays, "large", mean=True)
+    true = start + 1 + 2 * n - (2 + n)
+    sampler = make("adahop", graph, [k], storage=Files(tmp_path / "state"))
+    for _ in range(4):
+        block = sampler.sample([1])[0]
+        assert block.pos[0] == start and block.e_id[0] == true + 1 and block.n_id[block.src[0]] == 1
+        assert bool((block.pos[1:] > start).all()) and torch.equal(block.e_id[1:], block.pos[1:] - 2)
+        assert torch.equal(block.n_id[block.src], block.pos - start + 1)
+        assert torch.allclose(block.weight, torch.full((1 + k,), 1 / (1 + n)))
+        sampler.update([block], [(block.weight * block.scale).square() * (1 + block.pos % 3)])
+    sums = sampler.policy.prefix.at(0)
+    assert int(sums.upto[2]) > 0 and bool((sums.table[start + 1 : start + n] != 0).all())
+    assert torch.allclose(ops.full_sum(torch.ones(2 + n, 1), graph.edges, torch.tensor([1])), torch.ones(1, 1))
 
 
 # --- damage --------------------------------------------------------------------------------------------------------
@@ -219,6 +320,11 @@ def test_files_take_only_what_is_large(tmp_path):
     assert files.zeros(300, 2, dtype=torch.int64).shape == (300, 2)
     with pytest.raises(InputError, match="`state` must be a folder with room"):
         files.zeros(1 << 50)
+    with pytest.raises(InputError, match="`state` must be a folder with room"):
+        files.zeros(1 << 38)
+    room = files.sparse(1 << 38)  # a terabyte, of which one page is written
+    room[1 << 37] = 2.0
+    assert float(room[1 << 37]) == 2.0 and float(room[5]) == 0.0
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="`state` must be a folder"):
         Files(tmp_path / "file" / "state")
@@ -229,7 +335,9 @@ def test_files_take_only_what_is_large(tmp_path):
 LIMITED = """
     import resource, sys, torch
     import adahop
-    from adahop.datasets import load
+    from adahop.convert import convert
+from adahop.datasets import load
+from adahop.distributed import Shard
     torch.set_num_threads(1)
     data = load(sys.argv[1])
     def bytes_in(home):
@@ -273,9 +381,30 @@ def test_training_on_a_graph_larger_than_the_memory_allowed(tmp_path):
     assert steps == 8 and size > 160 * 2**20 and grown < 80 * 2**20
 
 
-def test_blocks_are_the_same_from_disk(tmp_path):
-    graph = messy_graph()
-    mapped = on_file(graph, tmp_path / "g")
-    for method in ("bs.m", "labor", "ladies"):
-        one, other = make(method, graph, [3, 3], seed=4), make(method, mapped, [3, 3], seed=4)
-        assert same_blocks(one.sample([1, 2, 3]), other.sample([1, 2, 3])), method
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("form", ["messy", "unweighted", "in order"])
+@pytest.mark.parametrize("kind", ["row", "sym", None])
+def test_blocks_are_the_same_from_disk(tmp_path, form, kind, looped):
+    graph = forms()[form]
+    mapped = on_file(graph, tmp_path / "g", looped)
+    for one, other in ((graph, mapped), (graph.normalized(kind), mapped.normalized(kind))):
+        for method in ("bs.m", "labor", "ladies", "cluster-gcn", "graphsaint", "fastgcn", "graphsage"):
+            ours, theirs = make(method, one, [3, 3], seed=4), make(method, other, [3, 3], seed=4)
+            assert same_blocks(ours.sample([1, 2, 3]), theirs.sample([1, 2, 3])), method
+
+
+def test_learned_draws_from_stored_loops(tmp_path):
+    """Odds within a row need no weights that are all alike: prefix sums then differ by one at most, as do chances."""
+    graph = forms()["in order"]
+    mapped = on_file(graph, tmp_path / "g", loops=True)
+    one, other = (make("adahop", g.normalized("row"), [3, 3], seed=4) for g in (graph, mapped))
+    seeds = list(range(graph.num_nodes))
+    for _ in range(8):
+        ours, theirs = one.sample(seeds), other.sample(seeds)
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a.pos, b.pos) and torch.equal(a.e_id, b.e_id) and torch.equal(a.weight, b.weight)
+            assert torch.allclose(a.scale, b.scale, rtol=1e-6)
+        energy = [(b.n_id[b.src] % 7 + 1.0) * b.weight**2 * b.scale**2 for b in ours]
+        one.update(ours, energy)
+        other.update(theirs, energy)
+    assert bool((other.policy.prefix.at(0).upto[::2] > 0).any())  # some rows were drawn from by what was learned

@@ -11,7 +11,7 @@ from adahop.config import Config
 from adahop.diagnostics.frozen import run
 from adahop.features import Values
 from adahop.graph import Graph
-from adahop.history import History
+from adahop.history import History, SeenHistory
 from adahop.methods import make
 from adahop.policies import Tracked
 from adahop.samplers import NeighborSampler
@@ -549,14 +549,60 @@ def test_a_memory_sees_nothing_of_dropout_in_the_layers_below(name):
 def test_exact_sums_are_formed_when_they_are_asked_for():
     g = messy_graph().normalized("row")
     how, conv = ExactSum(g, X, drops=True), models.GCNConv(X.shape[1], 3)
-    assert how.left == g.num_nodes and not bool(how.known.any())
+    assert how.left == g.num_nodes and not bool(how.seen.row.any())
     blocks = [NeighborSampler(g, [2]).sample(nodes)[0] for nodes in ([3, 5, 3], [5, 8])]
     for block, left in zip(blocks, (g.num_nodes - 2, g.num_nodes - 3), strict=True):
         how(conv, Values(X[block.n_id], None), None, block)
         assert how.left == left
-    known = how.known.nonzero().flatten()
+    known = how.seen.row.nonzero().flatten()
     assert known.tolist() == [3, 5, 8]
     how.form(torch.arange(g.num_nodes))
-    assert how.left == 0 and torch.equal(how.sums, full_sums(g, X))
-    assert torch.equal(how.spread, full_sums(g, X, squared=True).sqrt())
-    assert torch.equal(how.weights, full_sums(g, torch.ones(len(X), 1)))
+    row = how.seen.row.long()
+    assert how.left == 0 and torch.equal(how.sums[row], full_sums(g, X))
+    assert torch.equal(how.spread[row], full_sums(g, X, squared=True).sqrt())
+    assert torch.equal(how.weights[row], full_sums(g, torch.ones(len(X), 1)))
+
+
+# --- without a pass over the graph ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_history_of_what_was_seen_is_one_that_began_with_zeros(dtype):
+    g = messy_graph().normalized("row")
+    whole, seen = History(60, 3, dtype), SeenHistory(60, 3, dtype)
+    for i in range(4):
+        nodes = torch.randperm(60, generator=torch.Generator().manual_seed(i))[:9]
+        for history in (whole, seen):
+            history.push(nodes, X[nodes, :3] + i)
+        everyone = torch.arange(60)
+        assert torch.equal(whole.pull(everyone), seen.pull(everyone))
+        assert torch.allclose(whole.sums(g, everyone), seen.sums(g, everyone), atol=1e-6)
+    assert seen.nodes.many < 40 and not bool(seen.value[seen.nodes.many :].any())  # as many rows as nodes were seen
+    with pytest.raises(InputError, match="`n_id`"):
+        seen.pull(torch.tensor([60]))
+
+
+@pytest.mark.parametrize("estimator", ["plain", "exact", "exact+history", "history"])
+@pytest.mark.parametrize("arch", ["plain", "residual"])
+def test_outputs_of_some_nodes_are_those_of_a_pass(estimator, arch):
+    g, nodes = messy_graph().normalized("row"), torch.tensor([7, 3, 3, 59, 20])
+    model = models.make("gcn", X.shape[1], 8, 4, layers=3, arch=arch)
+    model.remember(estimator, g, X, passes=False)
+    for memory in model.sums_kept():
+        if memory.written is not None:
+            memory.written.push(torch.arange(30), torch.rand(30, memory.written.value.shape[1]))
+    assert torch.allclose(model.outputs(g, X, nodes, rows=2), model.inference(g, X)[nodes], atol=1e-5)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_row_sums_in_one_pass(dtype, squared):
+    g, x, rows = messy_graph().normalized("row"), X.to(dtype), torch.tensor([3, 0, 3, 41])
+    for edges in (
+        g.edges,
+        g.edges._replace(mean=True, total=torch.rand(60).double() + 1),
+        g.edges._replace(weight=None),
+    ):
+        ours, plain = ops.row_sums(x, edges, rows, squared), ops.row_sums.reference(x, edges, rows, squared)
+        for a, b in zip(ours, plain, strict=True):
+            assert a.shape == b.shape and a.dtype == torch.float32 and torch.allclose(a, b, atol=1e-5)

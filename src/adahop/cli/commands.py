@@ -57,6 +57,9 @@ def train(
             "validation during the run."
         ),
     ] = "auto",
+    judged: Annotated[
+        int | None, option("Evaluate so many nodes of each split, and make no pass over the whole graph.")
+    ] = None,
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
@@ -178,6 +181,7 @@ def convert(
     undirected: Annotated[bool, typer.Option("--undirected", help="Add the reverse of every edge.")] = False,
     name: Annotated[str | None, typer.Option(help="The data set's name; default the file's.")] = None,
     mmap: Annotated[bool, typer.Option("--mmap", help="Write a folder that is mapped, for large graphs.")] = False,
+    loops: Annotated[bool, typer.Option("--loops", help="With --mmap: store A + I, which gcn and gat read.")] = False,
 ) -> None:
     """Check the files of a graph and write them as one .npz for `--dataset`.
 

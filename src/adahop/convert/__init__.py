@@ -48,6 +48,7 @@ def convert(
     name: str | None = None,
     tell: Tell | None = None,
     mmap: bool = False,
+    loops: bool = False,
 ) -> dict[str, Any]:
     """Check the files of a graph and write them as one `.npz`; returns what was written, in numbers.
 
@@ -58,15 +59,18 @@ def convert(
     own split, else that random one. ids="names" takes any words for ids: those of the labels file, in its order.
     `undirected` adds every edge's reverse, an edge given twice counting once, with the larger weight. The file is
     written whole or not at all. `mmap` writes a folder instead, whose arrays `load` maps instead of reading them, with
-    the features prepared as "auto" says; `source` may then be a .npz, too.
+    the features prepared as "auto" says; `source` may then be a .npz, too. With `loops` its rows begin with the node's
+    own loop, so that models which add one (gcn, gat) need no second graph beside it.
     """
     typed = is_named(source) or _is_typed(source)
     out = _check([] if typed else source, out, undirected=undirected, mmap=mmap)
+    if flag(loops, "loops") and not mmap:
+        raise InputError("`loops` must be False without `mmap`, got True")
     if mmap and isinstance(source, str | Path) and Path(source).suffix == ".npz":
         data = load(Path(source))
         if not isinstance(data, Dataset):
             raise InputError("`mmap` must be False for a typed graph, got True")
-        return _mapped(data, out)
+        return _mapped(data, out, loops)
     count(seed, 0, "seed")
     if typed:
         if mmap:
@@ -79,14 +83,14 @@ def convert(
     arrays, checked = _pack(raw, undirected, name or out.stem)
     meta = {**in_numbers(checked), **({"class_names": raw.classes} if raw.classes else {})}
     if mmap:
-        return {**_mapped(prepare(checked, "auto"), out), **meta}
+        return {**_mapped(prepare(checked, "auto"), out, loops), **meta}
     arrays["meta"] = np.array(json.dumps(meta))
     write_whole(out, lambda f: np.savez_compressed(f, **arrays))  # type: ignore[arg-type]
     return meta
 
 
-def _mapped(data: Dataset, out: Path) -> dict[str, Any]:
-    save(data, out)
+def _mapped(data: Dataset, out: Path, loops: bool) -> dict[str, Any]:
+    save(data, out, loops=loops)
     return in_numbers(data)
 
 

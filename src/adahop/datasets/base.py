@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from adahop.checks import InputError, as_tensor, node_ids
 from adahop.graph import Graph
+from adahop.ops import in_file
 
 FEATURES = ("auto", "row", "standard", "raw")
 WIDE = 100  # more columns than this, none negative: words or counts
@@ -91,7 +92,7 @@ def make(
     y, classes = labels_of(y, n, classes, torch.stack(list(masks.values())).any(0))
     task = "multilabel" if y.dim() == 2 else "multiclass"
     return Dataset(
-        x=x.float().contiguous(),
+        x=x if in_file(x) else x.float().contiguous(),
         y=y,
         graph=graph,
         **masks,

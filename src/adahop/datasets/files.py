@@ -20,7 +20,6 @@ from adahop.checks import InputError, count, one_of
 from adahop.datasets.base import Dataset, make
 from adahop.datasets.typed import TypedDataset, labelled_type, make_typed, with_reverses
 from adahop.graph import Graph
-from adahop.mapped import MappedGraph
 from adahop.mapped.data import SPLITS
 from adahop.mapped.folder import MANIFEST
 from adahop.typed import EdgeFeatures, Relation, Types
@@ -251,10 +250,10 @@ def open_folder(path: Path) -> Dataset:
     lacking = [k for k in ("x", "y", *(f"{part}_idx" for part in SPLITS)) if k not in arrays]
     if lacking:
         raise InputError(f"{path} must hold the array {lacking[0]}, got {', '.join(arrays)}")
-    if arrays["x"].dtype != torch.float32:
-        raise InputError(f"`x` of {path} must be float32, to be mapped, got {arrays['x'].dtype}")
+    if arrays["x"].dtype not in (torch.float32, torch.float16):
+        raise InputError(f"`x` of {path} must be float32 or float16, to be mapped, got {arrays['x'].dtype}")
     more = {"metric": meta.get("metric"), "note": str(meta.get("note", ""))}
-    return _made(path, MappedGraph.of(path, arrays), arrays["x"], arrays["y"], arrays, meta, **more)
+    return _made(path, mapped.graph_of(path, arrays, meta), arrays["x"], arrays["y"], arrays, meta, **more)
 
 
 # --- .pt -----------------------------------------------------------------------------------------------------------

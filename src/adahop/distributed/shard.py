@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adahop.checks import InputError, count, one_of
 from adahop.graph import Graph
-from adahop.mapped import read, save
+from adahop.mapped import graph_of, read, save
 from adahop.mapped.data import SPLITS
 from adahop.ops import pointer
 from adahop.samplers.partition import partition
@@ -77,6 +77,8 @@ class Shard:
     def __init__(self, folder: str | Path, rank: int, size: int, how: str = "range"):
         arrays, meta = read(Path(folder))
         _no_features(arrays.get("attr"))
+        if meta.get("loops"):
+            arrays |= dict(graph_of(Path(folder), arrays, meta).replace()._tensors())
         cut = meta.get("bounds")
         if cut is None and how == "range":
             cut = bounds(arrays["indptr"], arrays["x"].shape[1], size)

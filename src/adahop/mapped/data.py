@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adahop.checks import flag
 from adahop.graph import Graph
 from adahop.mapped.folder import Folder
+from adahop.mapped.graph import MappedGraph
+from adahop.mapped.looped import UnloopedGraph, save_looped
 from adahop.ops import pointer, spans
 from adahop.seams import NodeData
 
@@ -18,14 +21,16 @@ ABOUT = ("name", "classes", "metric", "note")
 ROWS = 1 << 14  # copied at once
 
 
-def save(data: NodeData, out: str | Path, order: Tensor | None = None, **more: Any) -> None:
+def save(data: NodeData, out: str | Path, order: Tensor | None = None, loops: bool = False, **more: Any) -> None:
     """Write it, its features as they are, prepared or not; `more` joins the manifest.
 
-    With an `order`, node order[i] is node i of the folder, which then holds the order as `original`.
+    With an `order`, node order[i] is node i of the folder, which then holds the order as `original`. With `loops` rows
+    begin with a loop: models that add one to every node then need no second graph, see `looped`.
     """
     graph = data.graph if order is None else renumbered(data.graph, order)
-    with Folder(out, {**{k: getattr(data, k, None) for k in ABOUT}, **more}) as folder:
-        save_graph(graph, folder)
+    about = {"loops": True} if flag(loops, "loops") else {}
+    with Folder(out, {**{k: getattr(data, k, None) for k in ABOUT}, **about, **more}) as folder:
+        save_graph(graph, folder, loops)
         if order is None:
             order = torch.arange(graph.num_nodes)
         else:
@@ -39,8 +44,10 @@ def save(data: NodeData, out: str | Path, order: Tensor | None = None, **more: A
             folder.save(f"{part}_idx", getattr(data, f"{part}_mask")[order].nonzero().flatten())
 
 
-def save_graph(graph: Graph, folder: Folder) -> None:
-    for name, t in graph._tensors():
+def save_graph(graph: Graph, folder: Folder, loops: bool = False) -> None:
+    if loops:
+        save_looped(graph, folder)
+    for name, t in () if loops else graph._tensors():
         folder.save(name, t)
     if graph.attr is not None:
         folder.save("attr", graph.attr.tables[0])
@@ -60,3 +67,8 @@ def renumbered(g: Graph, order: Tensor) -> Graph:
     place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
     indices = place[g.indices[old].long()].to(g.indices.dtype)
     return Graph(indptr, indices, weight, eid.to(small), first, attr=g.attr)
+
+
+def graph_of(home: Path, arrays: dict[str, Tensor], meta: dict[str, Any]) -> Graph:
+    """The graph of a folder's arrays."""
+    return UnloopedGraph(home, arrays) if meta.get("loops") else MappedGraph.of(home, arrays)

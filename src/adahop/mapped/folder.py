@@ -23,7 +23,7 @@ from adahop.ops import no_more_than_asked
 from adahop.records import write_whole
 
 MANIFEST = "manifest.json"
-FORMAT = "adahop folder 1"
+FORMATS = ("adahop folder 1", "adahop folder 2")  # in the second, rows begin with a loop that is not the user's
 PIECE = 1 << 24  # bytes read at once
 Arrays = dict[str, np.ndarray]
 
@@ -86,7 +86,9 @@ class Folder:
             with open(path, "r+b") as f:
                 os.fsync(f.fileno())
             arrays[name] = {"bytes": path.stat().st_size, "crc32": _crc(path)}
-        text = json.dumps({"format": FORMAT, "arrays": arrays, "meta": self.meta}, indent=1)
+        text = json.dumps(
+            {"format": FORMATS[bool(self.meta.get("loops"))], "arrays": arrays, "meta": self.meta}, indent=1
+        )
         (self.part / MANIFEST).write_text(text)
         try:
             os.rename(self.part, self.path)
@@ -118,7 +120,7 @@ def manifest(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         found = json.loads((path / MANIFEST).read_text())
         arrays, meta = found["arrays"], found["meta"]
-        fine = found["format"] == FORMAT and isinstance(meta, dict)
+        fine = found["format"] in FORMATS and isinstance(meta, dict)
         fine = fine and all(n.isidentifier() and {"bytes", "crc32"} <= set(a) for n, a in arrays.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         fine = False
@@ -144,15 +146,21 @@ def opened(path: Path) -> Tensor:
         raise InputError(f"{path} must be a .npy file of numbers, got {type(e).__name__}: {e}") from None
 
 
-def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in a nameless file of the folder: written out where memory is short, gone with the process."""
+def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype, reserve: bool = True) -> Tensor:
+    """Zeros in a nameless file of the folder: written out where memory is short, gone with the process.
+
+    Unless it is reserved, only what is written takes room on the disk.
+    """
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     size = math.prod(shape) * kind.itemsize
     if size == 0:
         return torch.zeros(shape, dtype=dtype)
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
-            _reserve(f, size)
+            if reserve:
+                _reserve(f, size)
+            else:
+                os.ftruncate(f.fileno(), size)
             pages = mmap.mmap(f.fileno(), size)
     except OSError as e:
         raise InputError(f"`state` must be a folder with room for {size} bytes, got {folder} ({e.strerror})") from None

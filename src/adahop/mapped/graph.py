@@ -42,12 +42,8 @@ class MappedGraph(Graph):
     @classmethod
     def of(cls, home: Path, arrays: dict[str, Tensor]) -> MappedGraph:
         """From a folder's arrays; its name is made of the manifest's checksums, so nothing is read for it."""
-        for name in ("indptr", "indices", "first"):
-            if name not in arrays:
-                raise InputError(f"{home} must hold the array {name}, got {', '.join(arrays) or 'none'}")
-        known = {k: v["crc32"] for k, v in manifest(home)[0].items() if k in (*ARRAYS, "attr")}
-        name = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=16).hexdigest()
-        return cls(home, arrays, name)
+        check_arrays(home, arrays, ("indptr", "indices", "first"))
+        return cls(home, arrays, name_of(home))
 
     def hash(self) -> str:
         return self.name
@@ -60,7 +56,7 @@ class MappedGraph(Graph):
     @functools.cached_property
     def _in_files(self) -> list[Tensor]:
         """Those of its arrays with an entry per edge that have to be read from the disk."""
-        arrays = (self.indices, self.weight, self.eid)
+        arrays = (self.indices, self.edges.weight, self.edges.eid)
         return [no_more_than_asked(t) for t in arrays if t is not None and in_file(t)]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
@@ -87,6 +83,18 @@ class MappedGraph(Graph):
         if (inside / MANIFEST).is_file() or os.access(self.home, os.W_OK):
             return inside
         return cache("normalized", f"{self.name}-{part}")
+
+
+def check_arrays(home: Path, arrays: dict[str, Tensor], names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in arrays:
+            raise InputError(f"{home} must hold the array {name}, got {', '.join(arrays) or 'none'}")
+
+
+def name_of(home: Path) -> str:
+    """A name for the content of a folder's graph, from the checksums in its manifest."""
+    known = {k: v["crc32"] for k, v in manifest(home)[0].items() if k in (*ARRAYS, "attr")}
+    return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:

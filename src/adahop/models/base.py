@@ -14,7 +14,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, count, of_kind, one_of, room_for
 from adahop.features import TableValues, Values, mapped
 from adahop.graph import Graph
-from adahop.models.whole import Filled, in_pieces
+from adahop.models.whole import Filled, from_all, in_pieces
 from adahop.ops import ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
@@ -71,6 +71,7 @@ class GNN(nn.Module):
         count(layers, 1, "layers")
         self.memories = nn.ModuleDict()
         self.storage = MEMORY  # where what is held per node lies
+        self.passes = True  # whether passes over the whole graph are made
         self.encoder: nn.Linear | None = None
         self.decoder: nn.Linear | None = None
         if self.wraps():
@@ -167,14 +168,16 @@ class GNN(nn.Module):
         dtype: torch.dtype = torch.float32,
         noise: float | Sequence[float] = 0.0,
         storage: Storage = MEMORY,
+        passes: bool = True,
     ) -> frozenset[int]:
         """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn.
 
         `noise` in [0, 1], one for all layers or one each: how much of the sampling noise a control variate leaves in.
         Dropout is noise of its own in the sums of a memory, as large as over all neighbours. What is remembered, and
-        what a pass over the graph makes per node, lies in `storage`.
+        what a pass over the graph makes per node, lies in `storage`. Unless `passes` over the whole graph are made,
+        histories begin empty; a snapshot then stays empty, and is of no use.
         """
-        self.storage = storage
+        self.storage, self.passes = storage, passes
         if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
             self.check(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
@@ -183,9 +186,14 @@ class GNN(nn.Module):
                 estimator, self.widths, noise, lambda: self.exact(views, x),
                 lambda width, kind, level: self.variate(views, width, kind, level, dtype),
             ).to(graph.device)  # fmt: skip
-        if any(m.draws for m in self.memories.values()):
+        if passes and any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
             self.inference(graph, x, renew="all", until=last)
+        return self.known
+
+    @property
+    def known(self) -> frozenset[int]:
+        """The layers whose sums are known: nothing needs to be drawn for them."""
         return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
 
     def check(self, graph: Graph, x: Tensor, edges: int = 0, parts: Parts | None = None) -> None:
@@ -207,7 +215,7 @@ class GNN(nn.Module):
 
     def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
         """A layer's sum with a memory of its inputs."""
-        return sum_with_variate(self.layers()[0], views[0], width, kind, dtype, noise, self.storage)
+        return sum_with_variate(self.layers()[0], views[0], width, kind, dtype, noise, self.storage, None, self.passes)
 
     def set_noise(self, noise: float | Sequence[float]) -> None:
         """Turn the dials of all control variates: one number for all layers, or one each."""
@@ -238,6 +246,19 @@ class GNN(nn.Module):
     def sums(self, layer: int) -> Sum:
         """How a layer's sum is formed."""
         return self.memory(layer) or PLAIN
+
+    # --- from all neighbours ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def outputs(self, graph: Graph, x: Tensor, nodes: Tensor, rows: int = 1024) -> Tensor:
+        """Exact outputs for some nodes, `rows` at a time, each from all its neighbours and all of theirs."""
+        was, _ = self.training, self.eval()
+        try:
+            return torch.cat(
+                [self(from_all(graph, x, some, len(self.convs), self.known)) for some in nodes.split(rows)]
+            )
+        finally:
+            self.train(was)
 
     # --- the whole graph -------------------------------------------------------------------------------------------
 
@@ -279,7 +300,7 @@ class GNN(nn.Module):
                 for a, b in cuts:
                     given = {k: v[a - low : b - low] for k, v in state.items()}
                     if again:
-                        given = {**self.carried(Values(x[a:b], self.encoder).rows()), **given}
+                        given = {**self.carried(Values(x[a:b].float(), self.encoder).rows()), **given}
                     part, carried = self.step(layer, values, h[a:b], given, graph.in_edges(range(a, b)), PLAIN)
                     out.put(a - low, part)
                     for k in (k for k in given if carried[k] is not given[k]):
@@ -293,8 +314,8 @@ class GNN(nn.Module):
         """What the nodes low..high bring to the first layer."""
         h = x[low:high]
         if self.encoder is None:
-            return h
-        return in_pieces(h, lambda part: Values(part, self.encoder).rows(), self.storage)
+            return h if h.dtype == torch.float32 else in_pieces(h, Tensor.float, self.storage)
+        return in_pieces(h, lambda part: Values(part.float(), self.encoder).rows(), self.storage)
 
 
 class Path:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from adahop import ops
+from adahop.block import Block, Ungathered, nothing
+from adahop.graph import Graph
 from adahop.storage import MEMORY, Storage
 
 
@@ -34,3 +37,29 @@ def in_pieces(h: Tensor, f: Callable[[Tensor], Tensor], storage: Storage = MEMOR
             ops.ask_for(h, here, here + 1)
         out.put(a, f(h[a : a + rows]))
     return out.all
+
+
+class AllBatch(NamedTuple):
+    """A batch of all neighbours."""
+
+    blocks: list[Block]
+    x: Ungathered
+    y: None = None
+
+
+def from_all(graph: Graph, x: Tensor, nodes: Tensor, layers: int, known: frozenset[int]) -> AllBatch:
+    """Blocks of all neighbours for some nodes, nothing for layers whose sums are known."""
+    blocks, dst = [], nodes
+    for layer in reversed(range(layers)):
+        if layer in known:
+            blocks.append(nothing(dst))
+            continue
+        every = graph.in_edges(dst)
+        local, first = ops.in_order(torch.cat([dst, every.src]))
+        n_id = torch.cat([dst, every.src])[first]
+        edge_index = torch.stack([local[dst.numel() :], every.dst])
+        blocks.append(every._replace(n_id=n_id, edge_index=edge_index, target=None))
+        dst = n_id
+    if ops.in_file(x):
+        ops.ask_for(x, dst, dst + 1)
+    return AllBatch(blocks[::-1], Ungathered(x, dst))

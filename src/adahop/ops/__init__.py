@@ -34,6 +34,7 @@ from adahop.ops.summing import (
     gather_sum,
     known_energies,
     may_wait,
+    row_sums,
     rows_dot,
     softmax,
     spread,

@@ -10,9 +10,7 @@ from adahop.ops.registry import register
 from adahop.ops.segments import segment_of
 from adahop.ops.simd import kernel
 from adahop.ops.threads import over
-from adahop.ops.types import NO_WEIGHTS
-
-LEAST = 1e-300  # a row's sum is taken for at least this
+from adahop.ops.types import LEAST_SUM, NO_WEIGHTS
 
 
 @kernel
@@ -32,7 +30,7 @@ def divide(lo, hi, indptr, weight, total, out):
         for j in range(indptr[i], indptr[i + 1]):
             c += np.float64(weight[j]) if weight.shape[0] > 0 else 1.0
         total[i] = c
-        c = max(c, LEAST)
+        c = max(c, LEAST_SUM)
         for j in range(indptr[i], indptr[i + 1] if out.shape[0] > 0 else indptr[i]):
             out[j] = (np.float64(weight[j]) if weight.shape[0] > 0 else 1.0) / c
 
@@ -76,7 +74,7 @@ def normalise_reference(indptr: Tensor, indices: Tensor, weight: Tensor | None, 
     row = segment_of(indptr, m)
     total = torch.zeros(indptr.numel() - 1, dtype=torch.double, device=w.device).index_add_(0, row, w)
     if not both:
-        return (w / total.clamp(min=LEAST)[row]).float()
+        return (w / total.clamp(min=LEAST_SUM)[row]).float()
     root = _root(total)
     return (w * root[row] * root[indices.long()]).float()
 

@@ -21,6 +21,7 @@ from adahop.ops.threads import over
 
 PAGE = mmap.PAGESIZE
 MOST = 64  # pages; a longer range is left to chance, as a draw reads a few of them
+MANY = 16  # where a page in so many is wanted, those that are there already are looked up together
 RANDOM, WILL_NEED = 1, 3  # madvise: read nothing around; begin to read, do not wait
 _madvise: Any = types.ExternalFunction("madvise", types.intc(types.uintp, types.uintp, types.intc))
 
@@ -38,27 +39,47 @@ def in_file(t: Tensor) -> bool:
 
 
 @kernel
-def ask(lo, hi, base, width, first, last, page, most):
-    start, end = 0, 0  # pages that are asked for next: ranges that meet go together
+def mark(lo, hi, base, width, first, last, page, most, wanted):
+    """wanted[p] = 1 for the pages, counted from the first one of `base`, of the rows first..last of each range."""
+    start = base // page
     for i in range(lo, hi):
-        a, b = (base + first[i] * width) // page, -(-(base + last[i] * width) // page)
-        if b <= a or b > a + most:
-            continue
-        if start <= a <= end and b - start <= most:
-            end = max(end, b)
-            continue
-        if end > start:
-            _madvise(np.uintp(start * page), np.uintp((end - start) * page), np.intc(WILL_NEED))
-        start, end = a, b
-    if end > start:
-        _madvise(np.uintp(start * page), np.uintp((end - start) * page), np.intc(WILL_NEED))
+        a, b = (base + first[i] * width) // page - start, -(-(base + last[i] * width) // page) - start
+        if b <= a + most:
+            for p in range(a, b):
+                wanted[p] = 1
+
+
+@kernel
+def ask(lo, hi, start, page, wanted):
+    """Ask for the marked pages, those side by side together."""
+    p = lo
+    while p < hi:
+        first = p
+        while p < hi and wanted[p]:
+            p += 1
+        if p > first:
+            _madvise(np.uintp((start + first) * page), np.uintp((p - first) * page), np.intc(WILL_NEED))
+        else:
+            p += 1
 
 
 def ask_for(t: Tensor, first: Tensor, last: Tensor) -> None:
     """Rows first[i] up to last[i] of a tensor that is `in_file` will be read soon."""
-    if len(t) and first.numel():
-        width = t.stride(0) * t.element_size()
-        over(ask, first.numel(), t.data_ptr(), width, first.numpy(), last.numpy(), PAGE, MOST)
+    if not len(t) or not first.numel():
+        return
+    base, width = t.data_ptr(), t.stride(0) * t.element_size()
+    start, end = base // PAGE, -(-(base + t.nbytes) // PAGE)
+    wanted = np.zeros(end - start, np.uint8)
+    mark(0, first.numel(), base, width, first.numpy(), last.numpy(), PAGE, MOST, wanted)
+    if first.numel() > len(wanted) // MANY:
+        here = np.empty(end - start, np.uint8)
+        if ctypes.CDLL(None).mincore(*_extent(start, end), here.ctypes.data_as(ctypes.c_void_p)) == 0:
+            wanted &= ~here
+    over(ask, end - start, start, PAGE, wanted)
+
+
+def _extent(start: int, end: int) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
+    return ctypes.c_void_p(start * PAGE), ctypes.c_size_t((end - start) * PAGE)
 
 
 def no_more_than_asked(t: Tensor) -> Tensor:
@@ -67,6 +88,6 @@ def no_more_than_asked(t: Tensor) -> Tensor:
     Those around would drive out of a small memory what was asked for and has not been read yet.
     """
     if sys.platform == "linux":
-        start = t.data_ptr() // PAGE * PAGE
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(t.data_ptr() + t.nbytes - start), RANDOM)
+        start, end = t.data_ptr() // PAGE, -(-(t.data_ptr() + t.nbytes) // PAGE)
+        ctypes.CDLL(None).madvise(*_extent(start, end), RANDOM)
     return t

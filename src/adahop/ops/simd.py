@@ -61,6 +61,20 @@ def _prefetch(write: int):
 prefetch, prefetch_write = _prefetch(0), _prefetch(1)  # of a line that will be read, and of one that will be written
 
 
+@intrinsic
+def real(_, x):
+    """A number as float32: of uint16 its bits are those of half precision."""
+    if x not in (types.uint16, types.float32):
+        return None
+
+    def codegen(context, builder, signature, args):
+        if signature.args[0] == types.float32:
+            return args[0]
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(x), codegen
+
+
 WIDE, MANY = 16, 64
 _INT, _SINGLE, _DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
 _SINGLES = ir.VectorType(_SINGLE, WIDE)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from adahop.ops.registry import OPS
+from adahop.ops.segments import segment_of
 
 DRAWS = {"multinomial": 0, "systematic": 1, "depround": 2, "poisson": 3}
+LEAST_SUM = 1e-300  # a row's sum is taken for at least this
 HIGH, LOW, SPAN = 16.0, -24.0, 16.0  # a weight outside e^[LOW, HIGH] has its segment divided, to e^[-SPAN, 0]
 NO_PLACES, NO_WEIGHTS, NO_IDS = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32)
 
@@ -24,7 +27,10 @@ class Stored(NamedTuple):
     last: Tensor  # [R] one past its last place
     indices: Tensor  # [P] the source at each place
     weight: Tensor | None = None  # [P] None: all ones
-    eid: Tensor | None = None  # [P] the user's own edge number; None: the place
+    eid: Tensor | None = None  # [P] the user's own edge number; None: the place, see `added`
+    mean: bool = False  # whether a weight counts over its row's sum; `weight` is then what it was before
+    total: Tensor | None = None  # [R] float64, that sum; None: the number of the row's edges
+    added: Tensor | None = None  # [R] the place of each row's added loop: edges are numbered as if these came last
 
 
 class Edges(Stored):
@@ -36,9 +42,28 @@ class Edges(Stored):
     @functools.cached_property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """The same as numpy arrays, for kernels on the CPU: those that are None are empty."""
-        none = {"weight": NO_WEIGHTS, "eid": NO_IDS}
-        given = self._asdict().items()
-        return tuple(none[name] if t is None else t.numpy() for name, t in given)
+        given = (self.begin, self.first, self.last, self.indices)
+        weight = NO_WEIGHTS if self.weight is None else self.weight.numpy()
+        return *(t.numpy() for t in given), weight, NO_IDS if self.eid is None else self.eid.numpy()
+
+    def weights(self, row: Tensor, place: Tensor) -> Tensor:
+        """The weights at some places, which lie in these rows."""
+        weight = torch.ones(place.numel(), device=place.device) if self.weight is None else self.weight[place]
+        return self.over_sum(row, weight) if self.mean else weight
+
+    def over_sum(self, row: Tensor, weight: Tensor) -> Tensor:
+        """Weights of these rows over the rows' sums."""
+        total = (self.last[row] - self.begin[row]).double() if self.total is None else self.total[row]
+        return (weight.double() / total.clamp_(min=LEAST_SUM)).float()
+
+    def numbers(self, row: Tensor, place: Tensor) -> Tensor:
+        """The user's own numbers of the edges at some places, which lie in these rows."""
+        if self.eid is not None:
+            return self.eid[place].long()
+        if self.added is None:
+            return place
+        many = self.indices.numel() - self.added.numel()
+        return torch.where(place == self.added[row], many + row, place - row - 1)
 
     @functools.cached_property
     def loops(self) -> int:
@@ -46,6 +71,14 @@ class Edges(Stored):
         if self.begin.numel() == 0 or self.begin.data_ptr() == self.first.data_ptr():
             return 0
         return int((self.first - self.begin).max())
+
+    def finished(self, rows: Rows, drawn: Drawn, found: Numbered) -> Numbered:
+        """What was looked up for some rows, with weights and numbers that are not stored by edge but follow from it."""
+        if not self.mean and self.added is None:
+            return found
+        row = rows.row[segment_of(drawn.ptr, drawn.pos.numel()) if rows.target is not None else found.edge_index[1]]
+        weight = self.over_sum(row, found.weight) if self.mean else found.weight
+        return found._replace(e_id=self.numbers(row, drawn.pos), weight=weight)
 
     def __getstate__(self) -> None:
         """What can be made again is not pickled."""

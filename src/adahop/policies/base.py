@@ -63,8 +63,7 @@ class Policy(OnGraph):
         g = self.graph
         first = g.first[rows.row]
         row, place = spans(first, g.last[rows.row] - first)
-        weight = torch.ones(place.numel(), device=place.device) if g.weight is None else g.weight[place]
-        return segment_sum(weight, row, rows.row.numel())
+        return segment_sum(g.edges.weights(rows.row[row], place), row, rows.row.numel())
 
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         """Learn from the squared norm of each message of the block."""
@@ -90,7 +89,7 @@ class Static(Policy):
         self.sums: dict[int, Prefix] = {}  # and their prefix sums, made when they are first needed
 
     def odds(self, layer: int) -> Odds:
-        return Odds(edge=self.graph.weight if self.weight is None else self.weight, eta=self.eta)
+        return Odds(edge=self.graph.relative if self.weight is None else self.weight, eta=self.eta)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         self.fan_out = list(sizes) if how == "systematic" else []

@@ -17,8 +17,8 @@ OFTEN = 2  # a row's sums are made again when, since the last time, 1/OFTEN as m
 
 def empty_prefix(graph: Graph, storage: Storage) -> Prefix:
     """Sums that were made for no row: draws are even. Rows that never have any take no memory."""
-    table = storage.zeros(graph.num_edges, dtype=torch.int32)
-    return Prefix(ops.large_pages(table, now=False), storage.zeros(2 * graph.num_rows, dtype=torch.int32))
+    table = storage.sparse(graph.num_edges, dtype=torch.int32)
+    return Prefix(ops.large_pages(table, now=False), storage.sparse(2 * graph.num_rows, dtype=torch.int32))
 
 
 def renew_all(graph: Graph, k: int, odds: Odds, prefix: Prefix) -> None:

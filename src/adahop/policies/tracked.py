@@ -62,7 +62,7 @@ class Tracked(Policy):
         super()._load_from_state_dict(state, prefix, *more)
 
     def odds(self, layer: int) -> Odds:
-        return Odds(edge=self.graph.weight, node=self.square[layer].sqrt(), eta=self.eta, shift=self.graph.shift)
+        return Odds(edge=self.graph.relative, node=self.square[layer].sqrt(), eta=self.eta, shift=self.graph.shift)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         if how in ("systematic", "multinomial") and self.eta > 0:
@@ -77,7 +77,7 @@ class Tracked(Policy):
     def _squares(self, square: Tensor, sums: Prefix | None = None) -> Odds:
         """`odds` without a root per node: for kernels that read a few of them."""
         g = self.graph
-        return Odds(edge=g.weight, node=square, eta=self.eta, shift=g.shift, root=True, prefix=sums)
+        return Odds(edge=g.relative, node=square, eta=self.eta, shift=g.shift, root=True, prefix=sums)
 
     @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:

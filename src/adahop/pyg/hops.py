@@ -88,7 +88,7 @@ def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
     if subgraph == "induced":
         ptr, pos, src = induced(g.edges, hops.n_id, hops.n_id, sampler._scratch)
         edge_index = torch.stack([src, expand(ptr, pos.numel())])
-        e_id = pos if g.eid is None else g.eid[pos].long()
+        e_id = g.edges.numbers(hops.n_id[edge_index[1]], pos)
     else:
         both = torch.cat([hops.edge_index, hops.edge_index.flip(0)], 1)
         first = in_order(both[1] * hops.n_id.numel() + both[0])[1]  # the drawn way comes first

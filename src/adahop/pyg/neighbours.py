@@ -85,7 +85,7 @@ class AllNeighbours(Call):
         row, place = ops.spans(edges.begin[nodes], edges.last[nodes] - edges.begin[nodes])
         src, t = edges.indices[place].long(), nodes.numel()
         local = torch.where(src == nodes[row], row, torch.arange(t, t + src.numel()))
-        e_id = place if edges.eid is None else edges.eid[place].long()
+        e_id = edges.numbers(nodes[row], place)
         self.weighted = isinstance(whole, Named)
         scale = whole.data[whole.name][e_id].view(-1) if isinstance(whole, Named) else torch.ones(src.numel())
         batch = DrawnBatch(torch.cat([nodes, src]), e_id, scale, whole, blocks=[])

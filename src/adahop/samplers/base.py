@@ -178,7 +178,7 @@ class Sampler(OnGraph):
         """The block of drawn places: targets first, then their sources as they first appear."""
         rows = self.graph.rows(dst)
         found = ops.number(dst, drawn, self.graph.edges, rows.target, self._scratch, None)
-        return as_block(rows, found, drawn)
+        return as_block(rows, self.graph.edges.finished(rows, drawn, found), drawn)
 
     # --- for diagnostics: what it is compared with --------------------------------------------------------------------
 

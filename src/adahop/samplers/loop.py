@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adahop import ops
-from adahop.block import Block, Seeds, as_block
+from adahop.block import Block, Seeds, as_block, nothing
 from adahop.checks import InputError
 from adahop.ops import Drawn, Odds, Rows, random
 from adahop.samplers.budget import passed_down
@@ -57,14 +57,6 @@ def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -
     finally:
         by.end(sampler)
     return blocks[::-1]
-
-
-def nothing(dst: Tensor) -> Block:
-    """A block without edges, for a layer that is skipped."""
-    none = torch.zeros(0, device=dst.device)
-    ptr = torch.zeros(dst.numel() + 1, dtype=torch.long, device=dst.device)
-    edges = ptr.new_zeros(2, 0)
-    return Block(dst, dst.numel(), edges, edges[0], none, none, none, ptr, edges[0])
 
 
 def drawn_from(sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Drawn:
@@ -128,11 +120,11 @@ class Compact(Numbering):
             drawn = sampler.scaled(rows, found)
             numbered = ops.number(dst, drawn, edges, rows.target, sampler._scratch, None)
             self.named = None
-            return as_block(rows, numbered, drawn)
+            return as_block(rows, edges.finished(rows, drawn, numbered), drawn)
         known = self.named is not None
         drawn, numbered = ops.hop(edges, rows, found.k, found.how, found.odds, _now(found.key), sampler._scratch, known)
         self.named = numbered.n_id
-        return as_block(rows, numbered, sampler.scaled(rows, drawn))
+        return as_block(rows, edges.finished(rows, drawn, numbered), sampler.scaled(rows, drawn))
 
     def end(self, sampler: Sampler) -> None:
         if self.named is not None:
@@ -231,7 +223,7 @@ class Merged(Compact):
         else:
             edges = sampler.graph.edges
             numbered = ops.number(rows.targets, drawn, edges, rows.target, sampler._scratch, None)
-            block = as_block(rows, numbered, drawn)
+            block = as_block(rows, edges.finished(rows, drawn, numbered), drawn)
         known = self.n_id.numel()
         src = self._trees(block) if self.disjoint else self._once(block)
         self.edges.append(torch.stack([src, block.dst + self.start]))

@@ -8,6 +8,7 @@ from adahop.ops.summing import cpu, reference
 CUDA = "adahop.ops.summing.cuda"
 gather_sum = register("gather_sum", reference=reference.gather_sum, cpu=cpu.gather_sum, cuda=f"{CUDA}:gather_rows")
 full_sum = register("full_sum", reference=reference.full_sum, cpu=cpu.full_sum, cuda=f"{CUDA}:full_sum")
+row_sums = register("row_sums", reference=reference.row_sums, cpu=cpu.row_sums)
 change = register("change", reference=reference.change, cpu=cpu.change)
 spread = register("spread", reference=reference.spread, cpu=cpu.spread)
 rows_dot = register("rows_dot", reference=reference.rows_dot, cpu=cpu.rows_dot)

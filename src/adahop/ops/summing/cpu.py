@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from adahop.ops.segments import segment_sum
-from adahop.ops.simd import prefetch
+from adahop.ops.simd import kernel, prefetch, real
 from adahop.ops.summing.reference import LEAST, Base, Copies, Drop
 from adahop.ops.threads import get_threads, over
-from adahop.ops.types import NO_PLACES, NO_WEIGHTS, Edges
+from adahop.ops.types import LEAST_SUM, NO_PLACES, NO_WEIGHTS, Edges
 
 ROWS = 12  # how many edges ahead a row of h is asked for
 LINE = 16  # float32 per cache line
@@ -48,24 +48,32 @@ def sum_rows(lo, hi, h, src, coef, ptr, out):
                 e += 1
 
 
-@nb.njit(nogil=True, cache=True)
-def sum_all(lo, hi, h, begin, last, indices, weight, rows, squared, out):
-    """out[t] = sum over all edges of rows[t] of weight * h[source], or of its square."""
-    width = h.shape[1]
+@kernel
+def sum_all(lo, hi, h, begin, last, indices, weight, mean, total, rows, out, share, square):
+    """out[t] = sum over all edges of rows[t] of weight * h[source], share[t] that of the weights alone; with `mean`,
+    of weights over the row's sum. Where there is room for it, square[t] = the sum of the squares."""
+    width, flat, both = h.shape[1], h.reshape(-1), square.shape[0] > 0
     for t in range(lo, hi):
         v = rows[t]
-        for c in range(width):
-            out[t, c] = 0.0
-        for e in range(begin[v], last[v]):
-            s = indices[e]
-            x = weight[e] if weight.shape[0] > 0 else np.float32(1.0)
-            if squared:
+        row, end, over, all_weights = out[t], last[v], 1.0, np.float32(0.0)
+        if mean:
+            over = max(total[v] if total.shape[0] > 0 else np.float64(end - begin[v]), LEAST_SUM)
+        row[:] = 0.0
+        if both:
+            square[t, :] = 0.0
+        for e in range(begin[v], end):
+            ask(flat, np.int64(indices[min(e + ROWS, end - 1)]) * width, width)
+            x, h0 = weight[e] if weight.shape[0] > 0 else np.float32(1.0), h[indices[e]]
+            if mean:
+                x = np.float32(np.float64(x) / over)
+            all_weights += x
+            for c in range(width):
+                row[c] += x * real(h0[c])
+            if both:
                 x *= x
                 for c in range(width):
-                    out[t, c] += x * (h[s, c] * h[s, c])
-            else:
-                for c in range(width):
-                    out[t, c] += x * h[s, c]
+                    square[t, c] += x * (real(h0[c]) * real(h0[c]))
+        share[t] = all_weights
 
 
 @nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
@@ -243,6 +251,7 @@ def softmax(score: Tensor, row: Tensor, rows: int, scale: Tensor | None = None) 
 
 
 NO_SCALE = np.empty(0, np.float32)
+NO_TOTALS = np.empty(0, np.float64)
 NO_ROWS = np.empty(0, np.int64)
 
 
@@ -377,12 +386,21 @@ def energies(
 
 
 def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Tensor:
-    if h.dtype != torch.float32:
-        return NotImplemented
-    out, of = torch.empty(rows.numel(), h.shape[1]), rows.numpy()
+    found = row_sums(h, edges, rows, squared)
+    return NotImplemented if found is NotImplemented else found[2] if squared else found[0]
+
+
+def row_sums(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    if h.dtype not in (torch.float32, torch.float16) or not h.is_contiguous():
+        return NotImplemented  # type: ignore[return-value]
+    many, width, of = rows.numel(), h.shape[1], rows.numpy()
     begin, _, last, indices, weight, _ = edges.arrays
-    work = np.concatenate([[0], np.cumsum(last[of] - begin[of])]) * max(h.shape[1] // 8, 1)
-    over(sum_all, len(of), h.detach().numpy(), begin, last, indices, weight, of, squared, out.numpy(), work=work)
+    work = np.concatenate([[0], np.cumsum(last[of] - begin[of])]) * max(width // 8, 1)
+    total = NO_TOTALS if edges.total is None else edges.total.numpy()
+    bits = h.detach() if h.dtype == torch.float32 else h.detach().view(torch.uint16)
+    out = torch.empty(many, width), torch.empty(many), torch.empty(many if squared else 0, width)
+    given = (bits.numpy(), begin, last, indices, weight, edges.mean, total, of)
+    over(sum_all, many, *given, *(t.numpy() for t in out), work=work)
     return out
 
 

@@ -74,10 +74,17 @@ def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Te
     """
     row, place = spans(edges.begin[rows], edges.last[rows] - edges.begin[rows])
     message = h[edges.indices[place].long()].float()
-    weight = edges.weight
-    if squared:
-        message, weight = message.square(), None if weight is None else weight.square()
-    return segment_sum(message if weight is None else weight[place].unsqueeze(1) * message, row, rows.numel())
+    if edges.weight is None and not edges.mean:
+        return segment_sum(message.square() if squared else message, row, rows.numel())
+    message = edges.weights(rows[row], place).unsqueeze(1) * message
+    return segment_sum(message.square() if squared else message, row, rows.numel())
+
+
+def row_sums(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """`full_sum`, the sums of the weights alone, and with `squared` those of the squares, else nothing of them."""
+    one = torch.ones(1, 1, device=h.device).expand(len(h), 1)
+    square = full_sum(h, edges, rows if squared else rows[:0], True)
+    return full_sum(h, edges, rows), full_sum(one, edges, rows).squeeze(1), square
 
 
 def rows_dot(x: Tensor, rows: Tensor, w: Tensor) -> Tensor:
