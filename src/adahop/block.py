@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from adahop.ops import Drawn, Numbered, Rows, segment_of

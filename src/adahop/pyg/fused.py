@@ -176,8 +176,8 @@ def note(call: Call, given: Operand, coef: Tensor, scaled: Tensor, out: Tensor) 
     else:
         one = call.reading.factor == "one"
         times = None if one else place.take(call.scale)[some]
-        less = (call.targets, dst) if one and call.targets is not None else None
-        energy = ops.energies(given.h, src, coef, times, less, given.norm)
+        own = (call.targets, dst) if one and call.targets is not None else None
+        energy = ops.energies(given.h, src, coef, times, own, given.norm)
     energy = energy.float()
     if len(energy) < place.edges:  # of one hop
         call.round.add(energy, place.start + some.start)
