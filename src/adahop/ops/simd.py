@@ -23,11 +23,14 @@ part: Any = nb.njit(inline="always", error_model="numpy")
 
 @intrinsic
 def bare(_, arrays):
-    """A tuple of arrays without their owners, whose references are then not counted; the caller keeps them alive."""
+    """A tuple with its arrays without their owners, whose references are not counted; the caller keeps them alive."""
 
     def codegen(context, builder, signature, args):
         kinds, out = signature.args[0].types, []
         for i, kind in enumerate(kinds):
+            if not isinstance(kind, types.Array):
+                out.append(builder.extract_value(args[0], i))
+                continue
             array = context.make_array(kind)(context, builder, builder.extract_value(args[0], i))
             array.meminfo = ir.Constant(array.meminfo.type, None)
             out.append(array._getvalue())

@@ -22,8 +22,9 @@ AHEAD = 24  # targets whose extents are asked for before they are read
 
 
 @part
-def ask(a, b, pos, indices, eid, weight):
-    """Ask for what will be looked up of the edges a..b."""
+def ask(a, b, pos, stored):
+    """Ask for what will be looked up of the edges a..b; `stored` is (indices, weight, eid)."""
+    indices, weight, eid = stored
     for e in range(np.uint64(a), np.uint64(b)):
         prefetch(indices, pos[e])
     if eid.shape[0] > 0:
@@ -35,7 +36,10 @@ def ask(a, b, pos, indices, eid, weight):
 
 
 @part
-def look_up(a, b, pos, indices, eid, weight, naming, local_of, src, e_id, w):
+def look_up(a, b, stored, naming, local_of, found):
+    """Sources, ids and weights of the edges a..b; `found` is (pos, ends, e_id, weight)."""
+    indices, weight, eid = stored
+    pos, src, e_id, w = found
     for e in range(np.uint64(a), np.uint64(b)):
         src[e] = np.int64(indices[np.uint64(pos[e])])
     if naming:
@@ -80,12 +84,17 @@ def name_targets(dst, known, local_of, n_id):
 
 
 @part
-def finish(lo, hi, named, looked, n, target, ptr, pos, indices, eid, weight, naming, local_of, ends, m, e_id, w, n_id):
-    """What is still to be looked up and numbered of the rows lo..hi, and their targets; how many nodes there are."""
+def finish(lo, hi, named, looked, n, naming, target, ptr, m, stored, found, local_of, n_id):
+    """What is still to be looked up and numbered of the rows lo..hi, and their targets; how many nodes there are.
+
+    Targets are written from ends[m] on.
+    """
+    _, weight, _ = stored
+    _, ends, _, w = found
     first, o = ptr[lo], ptr[hi]
     if naming:
         n = name(named, looked, n, ends, local_of, n_id)
-    look_up(looked, o, pos, indices, eid, weight, naming, local_of, ends, e_id, w)
+    look_up(looked, o, stored, naming, local_of, found)
     if naming:
         n = name(looked, o, n, ends, local_of, n_id)
     for t in range(lo, hi):
@@ -106,10 +115,10 @@ def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, po
     stay in `local_of`, and with `known` those of the targets are there already.
     """
     begin, first, last, indices, weight, eid = bare(stored)
-    dst, rows, target, local_of, ptr, pos, ends, e_id, n_id = bare(
-        (dst, rows, target, local_of, ptr, pos, ends, e_id, n_id)
-    )
+    dst, rows, target, local_of, ptr, n_id = bare((dst, rows, target, local_of, ptr, n_id))
     w, prob, scale = bare(chance)
+    of, found = bare((indices, weight, eid)), bare((pos, ends, e_id, w))
+    pos, ends, e_id, w = found
     many, n, out = rows.shape[0], name_targets(dst, known, local_of, n_id), np.empty(max(k, 1), np.int64)
     o, looked, named = 0, 0, 0
     ptr[0] = 0
@@ -131,12 +140,11 @@ def uniform_hop(dst, rows, target, stored, k, how, key, known, local_of, ptr, po
                 uniform_row(b, size, k, o, base(key, v), how, out, pos, prob, scale)
                 o += k
             ptr[t + 1] = o
-        ask(drawn, o, pos, indices, eid, weight)
+        ask(drawn, o, pos, of)
         n = name(named, looked, n, ends, local_of, n_id)
-        look_up(looked, drawn, pos, indices, eid, weight, True, local_of, ends, e_id, w)
+        look_up(looked, drawn, of, True, local_of, found)
         named, looked = looked, drawn
-    return o, finish(0, many, named, looked, n, target, ptr, pos, indices, eid, weight, True, local_of, ends, o, e_id,
-                     w, n_id)  # fmt: skip
+    return o, finish(0, many, named, looked, n, True, target, ptr, o, of, found, local_of, n_id)
 
 
 @kernel
@@ -156,17 +164,17 @@ def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, pre
     Sources are numbered from n on, and their number is returned; with n < 0 they keep their global ids.
     """
     _, _, _, indices, weight, eid = bare(stored)
-    rows, target, local_of, ptr, pos, ends, e_id, n_id = bare((rows, target, local_of, ptr, pos, ends, e_id, n_id))
+    rows, target, local_of, ptr, n_id, ks = bare((rows, target, local_of, ptr, n_id, ks))
     w, prob, scale = bare(chance)
-    start, size, loop, loops = bare(where)
-    edge, node, eta, shift, root = odds
-    edge, node, shift, ks = bare((edge, node, shift, ks))
+    of, found, drawn = bare((indices, weight, eid)), bare((pos, ends, e_id, w)), bare((pos, prob, scale))
+    pos, ends, e_id, w = found
+    where, odds = bare(where), bare(odds)
     most, naming = max(ks[0], 1), n >= 0
     if prefix is not None:
-        table, upto = bare(prefix)
+        tables = bare(prefix)
         mark, out = np.empty(cpu_prefix.GROUP * most, np.int64), np.empty(most, np.int64)
     if tree is not None:
-        line, sums = bare(tree)
+        sums = bare((odds[0], tree[0], tree[1]))
         bits, inner = np.empty(cpu_tree.GROUP * most, np.uint64), np.empty(cpu_tree.TOP + cpu_tree.WIDE)
         outer, total = np.zeros(cpu_tree.BLOCKS + 1), np.empty(cpu_tree.GROUP)
         tops = np.empty(cpu_tree.GROUP, np.int64)
@@ -174,16 +182,13 @@ def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, pre
     for at in range(lo, hi, LEARNED):
         end = min(at + LEARNED, hi)
         if prefix is not None:
-            prefix_group(at, end, hi, rows, start, size, loop, loops, ptr, ks, how, key, indices, edge, node, eta,
-                         shift, root, table, upto, mark, out, pos, prob, scale)  # fmt: skip
+            prefix_group(at, end, hi, rows, where, ptr, ks, how, key, odds, indices, tables, mark, out, drawn)
         if tree is not None:
-            tree_group(at, end, hi, rows, start, size, loop, loops, ptr, ks, key, eta, edge, line, sums, bits, inner,
-                       outer, total, tops, pos, prob, scale)  # fmt: skip
-        drawn = ptr[at]
-        ask(drawn, ptr[end], pos, indices, eid, weight)
+            tree_group(at, end, hi, rows, where, ptr, ks, key, odds[2], sums, bits, inner, outer, total, tops, drawn)
+        begin = ptr[at]
+        ask(begin, ptr[end], pos, of)
         if naming:
             n = name(named, looked, n, ends, local_of, n_id)
-        look_up(looked, drawn, pos, indices, eid, weight, naming, local_of, ends, e_id, w)
-        named, looked = looked, drawn
-    return finish(lo, hi, named, looked, n, target, ptr, pos, indices, eid, weight, naming, local_of, ends,
-                  ptr[rows.shape[0]], e_id, w, n_id)  # fmt: skip
+        look_up(looked, begin, of, naming, local_of, found)
+        named, looked = looked, begin
+    return finish(lo, hi, named, looked, n, naming, target, ptr, ptr[rows.shape[0]], of, found, local_of, n_id)

@@ -93,9 +93,8 @@ def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
 
     upto[2 v] is the largest k that v's table serves: no inclusion probability is then above 1.
     """
-    edge, node, eta, shift, root = odds
-    rows, ks, first, last, indices = bare((rows, ks, first, last, indices))
-    edge, node, shift, table, upto = bare((edge, node, shift, table, upto))
+    edge, node, eta, shift, root = bare(odds)
+    rows, ks, first, last, indices, table, upto = bare((rows, ks, first, last, indices, table, upto))
     longest = 1
     for i in range(lo, hi):
         longest = max(longest, last[rows[i]] - first[rows[i]])
@@ -244,9 +243,12 @@ def by_table(k, n, how, serves):
 
 
 @part
-def prefix_group(begin, end, hi, dst, start, size, self_loops, loops, ptr, ks, how, key, indices, edge, node, eta,
-                 shift, root, table, upto, mark, out, pos, prob, scale):  # fmt: skip
+def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, drawn):
     """Fill the targets begin..end: all that will be read is asked for before the first is read."""
+    start, size, self_loops, loops = where
+    edge, node, eta, shift, root = odds
+    table, upto = prefix
+    pos, prob, scale = drawn
     most = mark.shape[0] // GROUP
     for t in range(begin, end):
         if t + AHEAD < hi:
@@ -291,15 +293,12 @@ def prefix_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, dr
 
     A row without a table is drawn from evenly; one whose table does not serve k without replacement is scanned.
     """
-    start, size, self_loops, loops = bare(where)
-    edge, node, eta, shift, root = odds
-    edge, node, shift, indices, dst, ptr, ks = bare((edge, node, shift, indices, dst, ptr, ks))
-    table, upto = bare(prefix)
-    pos, prob, scale = bare(drawn)
+    where, odds, prefix, drawn = bare(where), bare(odds), bare(prefix), bare(drawn)
+    indices, dst, ptr, ks = bare((indices, dst, ptr, ks))
     most = 1
     for t in range(lo, hi):
         most = max(most, ptr[t + 1] - ptr[t])
     mark, out = np.empty(GROUP * most, np.int64), np.empty(most, np.int64)
     for begin in range(lo, hi, GROUP):
-        prefix_group(begin, min(begin + GROUP, hi), hi, dst, start, size, self_loops, loops, ptr, ks, how, key, indices,
-                     edge, node, eta, shift, root, table, upto, mark, out, pos, prob, scale)  # fmt: skip
+        end = min(begin + GROUP, hi)
+        prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, drawn)

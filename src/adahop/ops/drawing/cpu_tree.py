@@ -131,9 +131,11 @@ def finish(top, a, n, k, o, d, eta, total, bits, w, pos, prob, scale):
 
 
 @part
-def tree_group(begin, end, hi, dst, start, size, begins, loops, ptr, ks, key, eta, w, line, sums, bits, inner, outer,
-               total, tops, pos, prob, scale):  # fmt: skip
-    """Fill the targets begin..end, whose draws go down together; `bits` and what follows is room to work in."""
+def tree_group(begin, end, hi, dst, where, ptr, ks, key, eta, tree, bits, inner, outer, total, tops, drawn):
+    """Fill the targets begin..end, whose draws go down together; `bits` to `tops` are room to work in."""
+    start, size, begins, loops = where
+    w, line, sums = tree
+    pos, prob, scale = drawn
     most, tall = bits.shape[0] // GROUP, 0
     for t in range(begin, end):
         ask(t, hi, dst, start, size, w, line, sums)
@@ -166,9 +168,7 @@ def tree_group(begin, end, hi, dst, start, size, begins, loops, ptr, ks, key, et
 @kernel
 def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
     """Fill targets lo..hi, k draws with replacement by the weights in a tree: one cache line per level and draw."""
-    start, size, begins, loops = bare(where)
-    w, line, sums = bare(tree)
-    pos, prob, scale = bare(drawn)
+    where, tree, drawn = bare(where), bare(tree), bare(drawn)
     dst, ptr, ks = bare((dst, ptr, ks))
     most = 1
     for t in range(lo, hi):
@@ -176,5 +176,5 @@ def tree_rows(lo, hi, dst, where, ptr, ks, key, eta, tree, drawn):
     bits, inner, outer = np.empty(GROUP * most, np.uint64), np.empty(TOP + WIDE), np.zeros(BLOCKS + 1)
     total, tops = np.empty(GROUP), np.empty(GROUP, np.int64)
     for begin in range(lo, hi, GROUP):
-        tree_group(begin, min(begin + GROUP, hi), hi, dst, start, size, begins, loops, ptr, ks, key, eta, w, line, sums,
-                   bits, inner, outer, total, tops, pos, prob, scale)  # fmt: skip
+        end = min(begin + GROUP, hi)
+        tree_group(begin, end, hi, dst, where, ptr, ks, key, eta, tree, bits, inner, outer, total, tops, drawn)
