@@ -111,7 +111,7 @@ def _learned_hop(
     cpu_hop.open_hop(dst, of, edges.arrays, ks, known, marks, where, ptr, n_id)
     prefix = None if odds.prefix is None else _prefix(odds.prefix)
     tree = None if odds.tree is None else tuple(t.numpy() for t in odds.tree)
-    by = (DRAWS[how], key, (*_odds(odds), odds.root), prefix, tree)
+    by = (DRAWS[how], key, _odds(odds), prefix, tree)
     given = (of, target, edges.arrays, where, ks, *by, marks, ptr, *out, n_id)
 
     def here(lo: int, hi: int) -> None:
@@ -160,8 +160,7 @@ def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
         tree = tuple(t.numpy() for t in (odds.edge, *odds.tree))
         kernel, given = cpu_tree.tree_rows, (*given[:4], key, odds.eta, tree)
     elif odds.prefix is not None:
-        told = (*_odds(odds), odds.root)
-        kernel, given = cpu_prefix.prefix_rows, (*given, told, edges.arrays[3], _prefix(odds.prefix))
+        kernel, given = cpu_prefix.prefix_rows, (*given, _odds(odds), edges.arrays[3], _prefix(odds.prefix))
     elif not alike(odds, how):
         kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.arrays[3])
         work = np.concatenate([[0], np.cumsum(where[1] + 16)])
@@ -184,9 +183,9 @@ def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
 
 
 def _odds(odds: Odds) -> tuple:
-    """(edge, node, eta, shift) as the kernels take them."""
+    """(edge, node, eta, shift, root) as the kernels take them."""
     edge, node = (NO_WEIGHTS if t is None else t.numpy() for t in (odds.edge, odds.node))
-    return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy()
+    return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy(), odds.root
 
 
 def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +194,7 @@ def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
     begin, first, last, indices, _, _ = edges.arrays
-    (table, upto), told = _prefix(prefix), (*_odds(odds), odds.root)
+    (table, upto), told = _prefix(prefix), _odds(odds)
     due, ks = empty((len(row),), np.int64), empty((len(row),), np.int64)
     rows, upon = row.numpy(), ptr.numpy()
     if get_threads() == 1:
@@ -213,9 +212,8 @@ def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> 
 
 def _renew(of: np.ndarray, ks: np.ndarray, edges: Edges, odds: Odds, prefix: Prefix) -> None:
     _, first, last, indices, _, _ = edges.arrays
-    told = (*_odds(odds), odds.root)
     work = 0 if get_threads() == 1 else np.concatenate([[0], np.cumsum(last[of] - first[of])])
-    over(cpu_prefix.renew, len(of), of, ks, first, last, indices, told, *_prefix(prefix), work=work)
+    over(cpu_prefix.renew, len(of), of, ks, first, last, indices, _odds(odds), *_prefix(prefix), work=work)
 
 
 def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:

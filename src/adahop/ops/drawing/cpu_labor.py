@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from adahop.ops.drawing.cpu_scan import sure
+from adahop.ops.drawing.cpu_scan import k_of, sure
 from adahop.ops.drawing.reference import ROUNDS, SURE
 from adahop.ops.random import halves, short32
 from adahop.ops.simd import MANY, below64, kernel, lowest, ones, prefetch, under64
@@ -23,7 +23,7 @@ def mark(lo, hi, indices, start, size, ks, key, word, bits, many):
             for j in range(0, min(size[t + 1], LINES * 16), 16):
                 prefetch(indices, start[t + 1] + j)
         a, n, m, o = start[t], size[t], 0, word[t]
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        k = k_of(ks, t)
         all_of_it = k < 0 or n <= k
         limit = np.uint32(0 if all_of_it else np.ceil(np.float64(k) / n * 2.0**32))
         for j in range(0, n, MANY):
@@ -79,7 +79,7 @@ def solve(lo, hi, indices, start, size, ks, pi, c):
     for t in range(lo, hi):
         for j in range(size[t]):
             p[j] = pi[indices[start[t] + j]]
-        c[t] = settle(size[t], ks[t] if ks.shape[0] > 1 else ks[0], p, inverse)
+        c[t] = settle(size[t], k_of(ks, t), p, inverse)
 
 
 @kernel
@@ -93,7 +93,7 @@ def mark_refined(lo, hi, indices, start, size, ks, key, word, bits, many, pi, c)
         for j in range(n):
             ids[j] = indices[a + j]
             p[j] = pi[ids[j]]
-        c[t] = settle(n, ks[t] if ks.shape[0] > 1 else ks[0], p, inverse)
+        c[t] = settle(n, k_of(ks, t), p, inverse)
         p[n : n + MANY] = 0.0  # never taken
         for j in range(0, n, MANY):
             x = under64(ids, p, j, low, high, c[t])
@@ -109,7 +109,7 @@ def take(lo, hi, indices, where, ks, word, bits, ptr, pi, c, pos, prob, scale):
     for t in range(lo, hi):
         a, n, o = start[t], size[t], ptr[t] + loops[t]
         sure(begin[t], ptr[t], loops[t], pos, prob, scale)
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        k = k_of(ks, t)
         p = 1.0 if k < 0 or n <= k else np.float64(k) / n
         for i in range(word[t], word[t + 1]):
             x, at = bits[i], a + (i - word[t]) * MANY

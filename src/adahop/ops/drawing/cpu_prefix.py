@@ -16,6 +16,7 @@ from adahop.ops.drawing.cpu_scan import (
     FLOOR,
     MULTINOMIAL,
     inclusion,
+    k_of,
     shift_of,
     shuffle,
     sure,
@@ -254,7 +255,7 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
         if t + AHEAD < hi:
             prefetch(upto, 2 * dst[t + AHEAD])
         a, n, v, d = start[t], size[t], dst[t], (t - begin) * most
-        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        o, k = ptr[t] + loops[t], k_of(ks, t)
         sure(self_loops[t], ptr[t], loops[t], pos, prob, scale)
         if k < 0 or n <= k:
             sure(a, o, n, pos, prob, scale)
@@ -271,7 +272,7 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
             scan(a, n, k, o, stream, indices, edge, node, shift_of(shift, v), root, eta, pos, prob, scale)
     for t in range(begin, end):
         a, n, d = start[t], size[t], (t - begin) * most
-        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        o, k = ptr[t] + loops[t], k_of(ks, t)
         if n > LONG and by_table(k, n, how, upto[2 * dst[t]]):
             for s in range(k):  # a second guess, by how far the first one is off
                 p = pos[o + s]
@@ -280,7 +281,7 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
                 ask(table, p)
     for t in range(begin, end):
         a, n, d = start[t], size[t], (t - begin) * most
-        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        o, k = ptr[t] + loops[t], k_of(ks, t)
         if by_table(k, n, how, upto[2 * dst[t]]):
             for s in range(k):
                 pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)

@@ -17,7 +17,7 @@ FLOOR = 1e-12  # smallest weight beside the largest: keeps sums and caps well de
 @nb.njit(nogil=True, cache=True)
 def fill_odds(w, idx, a, n, odds, shift, indices):
     """w[:m], idx[:m]: the odds and offsets of those that can come at all; their number m."""
-    edge, node, eta, _ = odds
+    edge, node, eta, _, _ = odds
     m = 0
     best = 0.0
     for j in range(n):
@@ -194,6 +194,12 @@ def list_targets(ptr, relation, nodes, only, bounds, row, target, of):
     return o
 
 
+@nb.njit(inline="always")
+def k_of(ks, t):
+    """How many row t draws: one number for all rows, or one each."""
+    return ks[t] if ks.shape[0] > 1 else ks[0]
+
+
 @nb.njit(nogil=True, cache=True)
 def extents(begin, first, last, rows, since, until, ks, where, ptr):
     """Where each row's true neighbours start and how many there are, and the same of its self-loops.
@@ -217,7 +223,7 @@ def extents(begin, first, last, rows, since, until, ks, where, ptr):
             b = min(b, until[t])
         start[t], size[t] = a, max(b - a, 0)
         if counts:
-            k = ks[t] if ks.shape[0] > 1 else ks[0]
+            k = k_of(ks, t)
             ptr[t + 1] = ptr[t] + loops[t] + (size[t] if k < 0 else min(size[t], k))
 
 
@@ -238,7 +244,7 @@ def uniform_rows(lo, hi, rows, where, ptr, ks, how, key, drawn):
     out = np.empty(max(min(ks.max(), size[lo:hi].max()), 1) if hi > lo else 1, np.int64)
     for t in range(lo, hi):
         a, n, o = start[t], size[t], ptr[t] + loops[t]
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        k = k_of(ks, t)
         sure(begin[t], ptr[t], loops[t], pos, prob, scale)
         if k < 0 or n <= k:
             sure(a, o, n, pos, prob, scale)
@@ -297,7 +303,7 @@ def count_rows(lo, hi, rows, where, ptr, ks, how, key, odds, indices):
     longest = max(size[lo:hi].max(), 1) if hi > lo else 1
     w, idx, out = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
     for t in range(lo, hi):
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        k = k_of(ks, t)
         m = fill_odds(w, idx, start[t], size[t], odds, shift_of(odds[3], rows[t]), indices)
         taken = m if k < 0 else min(m, k)
         if how == POISSON and taken < m:
@@ -315,7 +321,7 @@ def weighted_rows(lo, hi, rows, where, ptr, ks, how, key, odds, indices, drawn):
     w, idx, out = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
     for t in range(lo, hi):
         a, o = start[t], ptr[t]
-        k = ks[t] if ks.shape[0] > 1 else ks[0]
+        k = k_of(ks, t)
         m = fill_odds(w, idx, a, size[t], odds, shift_of(odds[3], rows[t]), indices)
         sure(begin[t], o, loops[t], pos, prob, scale)
         o += loops[t]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adahop.ops.drawing.cpu_scan import sure
+from adahop.ops.drawing.cpu_scan import k_of, sure
 from adahop.ops.learning.tree import TOP, WIDE, highest, level
 from adahop.ops.random import base, draw64, mix
 from adahop.ops.simd import bare, kernel, part, passed8, passed16, pick16, pick_part, prefetch, prefix16
@@ -140,7 +140,7 @@ def tree_group(begin, end, hi, dst, where, ptr, ks, key, eta, tree, bits, inner,
     for t in range(begin, end):
         ask(t, hi, dst, start, size, w, line, sums)
         a, n, g, v = start[t], size[t], t - begin, dst[t]
-        o, k = ptr[t] + loops[t], ks[t] if ks.shape[0] > 1 else ks[0]
+        o, k = ptr[t] + loops[t], k_of(ks, t)
         sure(begins[t], ptr[t], loops[t], pos, prob, scale)
         tops[g] = 0
         if k < 0 or n <= k:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from adahop.ops.buffers import Scratch
+from adahop.ops.drawing.cuda import power
 from adahop.ops.learning import cuda_update
 from adahop.ops.learning import tree as trees
 from adahop.ops.learning.reference import Sight, Weights
@@ -14,10 +15,6 @@ from adahop.ops.types import Edges, Exp3Rule, TrackRule
 BLOCK = 512  # weights scanned at a time
 FREE = 2147483647  # of a row that nothing owns
 MOST = 64  # places of a row up to which one may stand in it twice
-
-
-def power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _claim(ids: Tensor, size: int, scratch: Scratch) -> Tensor:
