@@ -202,7 +202,7 @@ EXEMPT = {
     "Loader.sample", "Loader.view", "Loader.pack", "Loader.unpack", "Loader.state_dict",
     "diagnostics.Measured",
     "diagnostics.Truth", "diagnostics.check", "diagnostics.gradient_variance", "diagnostics.measure",
-    "diagnostics.normaliser_error", "diagnostics.probe_nodes",
+    "diagnostics.probe_nodes",
 }  # fmt: skip
 
 

@@ -82,7 +82,8 @@ def run(task: PartTask, folder: str, device: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     import adahop
-    from adahop.diagnostics import Probe, normaliser_error
+    from adahop.diagnostics import Probe
+    from adahop_lab.normaliser import normaliser_error
 
     hidden, lr, epochs = GRAPHS[task.graph]
     model, method, options, estimator = PARTS[task.name]

@@ -106,15 +106,11 @@ class Records:
             raise InputError(f"`out` must be a folder that can be written, got {folder} ({e.strerror})") from None
 
     def json(self, name: str, value: Any) -> None:
-        write_whole(self.folder / name, (_text(value, indent=2) + "\n").encode())
-
-    def lines(self, name: str, value: dict[str, Any]) -> None:
-        """JSON with one line per key and per row of a list of rows, for short files and readable diffs."""
-        write_whole(self.folder / name, ("{\n" + ",\n".join(_line(k, v) for k, v in value.items()) + "\n}\n").encode())
+        write_whole(self.folder / name, (json_text(value, indent=2) + "\n").encode())
 
     def row(self, name: str, value: dict[str, Any]) -> None:
         """Appends a line to a JSONL file, completely or not at all."""
-        path, line = self.folder / name, (_text(value) + "\n").encode()
+        path, line = self.folder / name, (json_text(value) + "\n").encode()
         try:
             with open(path, "ab", buffering=0) as f:
                 size = f.seek(0, os.SEEK_END)
@@ -162,7 +158,6 @@ class Read(Records):
     writes = False
 
     def json(self, name: str, value: Any) -> None: ...
-    def lines(self, name: str, value: dict[str, Any]) -> None: ...
     def row(self, name: str, value: dict[str, Any]) -> None: ...
     def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None: ...
     def fresh(self, *names: str) -> None: ...
@@ -178,13 +173,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _line(key: str, value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return f"  {_text(key)}: [\n" + ",\n".join(f"    {_text(row)}" for row in value) + "\n  ]"
-    return f"  {_text(key)}: {_text(value)}"
-
-
-def _text(value: Any, **style: Any) -> str:
+def json_text(value: Any, **style: Any) -> str:
     """Strict JSON: nan and infinity become null."""
     return json.dumps(_finite(value), allow_nan=False, **style)
 

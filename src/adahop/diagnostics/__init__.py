@@ -2,7 +2,6 @@
 
 from adahop.diagnostics.gradient import gradient_variance
 from adahop.diagnostics.measure import Measured, measure
-from adahop.diagnostics.normaliser import normaliser_error
 from adahop.diagnostics.report import Probe, check, probe_nodes, variance
 from adahop.diagnostics.truth import Truth
 
@@ -13,7 +12,12 @@ __all__ = [
     "check",
     "gradient_variance",
     "measure",
-    "normaliser_error",
     "probe_nodes",
     "variance",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "normaliser_error":
+        raise AttributeError("`diagnostics.normaliser_error` must be imported from adahop_lab.normaliser, got adahop")
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

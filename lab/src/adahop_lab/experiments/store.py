@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from adahop.checks import InputError
-from adahop.records import Records
+from adahop.records import Records, json_text, write_whole
 from adahop_lab.experiments.cells import Cell
 
 Row = dict[str, Any]
@@ -43,9 +43,9 @@ class Store:
 
     def keep(self, cell: Cell, name: str, facts: Row, times: Row) -> None:
         """A run that is done; the facts come last, so that a run with facts has times."""
-        records = Records(self.pending(cell))
-        records.lines(f"{name}.times.json", times)
-        records.lines(f"{name}.json", facts)
+        home = Records(self.pending(cell)).folder
+        _write(home / f"{name}.times.json", times)
+        _write(home / f"{name}.json", facts)
 
     def kept(self, cell: Cell, name: str) -> tuple[Row, Row] | None:
         facts, times = (_read(self.pending(cell) / f"{name}{end}") for end in (".json", ".times.json"))
@@ -122,7 +122,19 @@ def _put(path: Path, cell: Cell, row: Row) -> None:
     """The file with this row in it, rows by name; whole or as before."""
     rows = {**_rows(path), row["row"]: row}
     ordered = [rows[name] for name in sorted(rows)]
-    Records(path.parent).lines(path.name, {"experiment": cell.experiment, "dataset": cell.dataset, "rows": ordered})
+    _write(path, {"experiment": cell.experiment, "dataset": cell.dataset, "rows": ordered})
+
+
+def _write(path: Path, value: Row) -> None:
+    """JSON with one line per key and per row of a list of rows, for short files and readable diffs."""
+    Records(path.parent)
+    write_whole(path, ("{\n" + ",\n".join(_line(k, v) for k, v in value.items()) + "\n}\n").encode())
+
+
+def _line(key: str, value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return f"  {json_text(key)}: [\n" + ",\n".join(f"    {json_text(row)}" for row in value) + "\n  ]"
+    return f"  {json_text(key)}: {json_text(value)}"
 
 
 def _rows(path: Path) -> dict[str, Row]:

@@ -9,9 +9,9 @@ import adahop
 from adahop import models
 from adahop.checks import InputError
 from adahop.config import Config
-from adahop.diagnostics import normaliser_error
 from adahop.run import assemble
 from adahop.samplers import NeighborSampler
+from adahop_lab.normaliser import normaliser_error
 
 
 def made(**options):
