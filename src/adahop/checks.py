@@ -1,4 +1,4 @@
-"""Checks at the door: one sentence for a user's mistake, *must ..., got ...*."""
+"""Checks of what users pass in: one sentence for a mistake, *must ..., got ...*."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph: in-edges as CSR, checked once at the door."""
+"""Graph: in-edges as CSR, checked once when it is made."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Graph:
         self.indptr, self.indices, self.weight, self.eid, self.first = indptr, indices, weight, eid, first
         self.ends, self.time, self.types, self.attr = last, time, types, attr
 
-    # --- the doors -------------------------------------------------------------------------------------------------
+    # --- from and to other forms -------------------------------------------------------------------------------------
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, weight: Any = None, edge_attr: Any = None) -> Graph:

@@ -86,7 +86,7 @@ class History(nn.Module):
 
     @torch.no_grad()
     def sums(self, graph: Graph, nodes: Tensor) -> Tensor:
-        """sum over *all* in-neighbours of weight * row, for each of the nodes: O(degree * width) a node."""
+        """sum over *all* in-neighbours of weight * row, for each of the nodes: O(degree * width) per node."""
         graph.soon(nodes)
         return ops.full_sum(self.value, graph.edges, nodes)
 

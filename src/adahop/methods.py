@@ -1,4 +1,4 @@
-"""The one list: a method's name, and the sampler, policy, draw and estimator behind it; and what combines with what.
+"""All methods: name, sampler, policy, draw and estimator of each; and what combines with what.
 
 Policy x draw x estimator x model x device: every combination is accepted, or refused in one sentence before anything is
 loaded (`Config` asks `refusal`). Parts say what they need and what they offer, and nothing asks for a part by its name:

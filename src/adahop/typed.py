@@ -1,4 +1,4 @@
-"""Types and relations: names and dictionaries at the doors, offsets in one range of ids inside."""
+"""Types and relations: names and dictionaries for users, offsets in one range of ids inside."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _named(relation: Any) -> bool:
     return isinstance(relation, Sequence) and not isinstance(relation, str)
 
 
-# --- the doors -------------------------------------------------------------------------------------------------------
+# --- from other forms ------------------------------------------------------------------------------------------------
 
 
 class Edged(NamedTuple):

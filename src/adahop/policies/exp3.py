@@ -18,7 +18,7 @@ from adahop.storage import MEMORY, Storage
 
 
 class Exp3(Policy):
-    """q = (1 - eta) w / sum w + eta / n, and w <- w exp(gain) for the drawn (Alg. 2 of the paper, mended).
+    """q = (1 - eta) w / sum w + eta / n, and w <- w exp(gain) for the drawn (Alg. 2 of the paper, corrected).
 
     step = a number, or "scale-free" for 0.3 sqrt(k) (k draws average the noise out, so a larger step is safe):
     gain = step (1/k) (r / mean r - 1) / (q n), clipped to [-1, 1], with a running mean of each node's reward, so that
@@ -108,7 +108,7 @@ class Exp3(Policy):
 
 
 class Exp3M(Exp3):
-    """EXP3.M: one k-subset a visit, inclusion probabilities that sum to k, capped at 1 (Alg. 3 of the paper, mended).
+    """EXP3.M: one k-subset per visit, inclusion probabilities that sum to k, capped at 1 (Alg. 3, corrected).
 
     Arms whose probability is 1 (the set U) are not updated; the cap itself is part of the draw. reward="paper" is the
     printed a |h|^2 / q^2, the default a^2 |h|^2 / q^2, whose optimum is a |h|.

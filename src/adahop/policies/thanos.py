@@ -107,6 +107,6 @@ class Thanos(Policy):
 
 
 class ThanosM(Thanos):
-    """Thanos with a k-subset a visit, as in EXP3.M: inclusion probabilities that sum to k, none over 1."""
+    """Thanos with one k-subset per visit, as in EXP3.M: inclusion probabilities that sum to k, none over 1."""
 
     subset = True

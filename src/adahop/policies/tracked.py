@@ -1,4 +1,4 @@
-"""Tracked norms: one running average a node, shared by all its parents."""
+"""Tracked norms: one running average per node, shared by all its targets."""
 
 from __future__ import annotations
 

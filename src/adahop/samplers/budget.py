@@ -1,4 +1,4 @@
-"""Budget: one total a layer, spread over the targets where it lowers the variance most."""
+"""Budget: one total per layer, spread over the targets where it lowers the variance most."""
 
 from __future__ import annotations
 

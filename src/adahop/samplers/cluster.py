@@ -18,12 +18,12 @@ from adahop.samplers.subgraph import Renormalised
 
 
 class ClusterGCN(Renormalised):
-    """A few METIS clusters a batch, with the edges between them; weights re-normalised within the batch.
+    """A few METIS clusters per batch, with the edges between them; weights re-normalised within the batch.
 
     scale_ij = sum over N(i) of a / sum over N(i) in the batch of a, so that a row keeps its sum; a self-loop's is
     (1 + diagonal) times that. ClusterGCN (Chiang et al. 2019; `diagonal` is the lambda of its Eq. 11); evaluation knows
-    nothing of `diagonal`. By default clusters of about 250 nodes, four a batch, but at least five batches an epoch.
-    `batch_size` has no say. Clusters without a node that counts are left out of an epoch. Biased: edges to other
+    nothing of `diagonal`. By default clusters of about 250 nodes, four per batch, but at least five batches per epoch.
+    `batch_size` has no effect. Clusters without a node that counts are left out of an epoch. Biased: edges to other
     batches are lost. Memory: 20 bytes per node.
 
     >>> sampler = ClusterGCN(Graph.from_edge_index([[0, 1, 2, 3], [1, 0, 3, 2]]), [-1], parts=2)
@@ -58,7 +58,7 @@ class ClusterGCN(Renormalised):
         self.register_buffer("start", torch.cat([size.new_zeros(1), size.cumsum(0)]), persistent=False)
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
-        """All nodes of `clusters` clusters a batch."""
+        """All nodes of `clusters` clusters per batch."""
         count(batch_size, 1, "batch_size")
         busy = self.part[self.remember(nodes)].unique()
         if flag(shuffle, "shuffle"):

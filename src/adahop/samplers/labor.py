@@ -14,7 +14,7 @@ from adahop.samplers.neighbor import NeighborSampler
 
 
 class Labor(Sampler):
-    """Target i takes its neighbour j where r_j < pi_ij = min(1, c_i pi_j), with one r_j a source; scale = 1/pi_ij.
+    """Target i takes its neighbour j where r_j < pi_ij = min(1, c_i pi_j), with one r_j per source; scale = 1/pi_ij.
 
     refine=0 (LABOR-0): pi_ij = min(1, k/n), Poisson draws of k on average. refine=r (LABOR-r): r times over, pi_j is
     multiplied by the largest c_i of j's targets, with c_i such that each target keeps the variance of k uniform draws:

@@ -17,7 +17,7 @@ from adahop.storage import MEMORY, Storage
 
 
 class LayerSampler(Sampler):
-    """s source nodes a layer; a target keeps all its edges from them, and itself exactly.
+    """s source nodes per layer; a target keeps all its edges from them, and itself exactly.
 
     `sizes` holds s, input layer first. scale = count_j / (s q_j) with replacement and 1 / pi_j without, so that
     sum weight * scale * h[src] has the full sum as its mean. Where a layer has no more than s candidates, all come
@@ -26,7 +26,7 @@ class LayerSampler(Sampler):
 
     In a typed graph all relations share the draw; sizes may be a dict by node type, a draw each, as HGTLoader's are.
 
-    A new sampler says who is likely: `odds(layer, dst, near)`, one number a candidate.
+    A new sampler implements `odds(layer, dst, near)`, one number per candidate.
     """
 
     sized_by = ("type",)

@@ -19,7 +19,7 @@ FLOOR = 0.1  # the lowest score, beside 1 + FLOOR at the start: bounds the scale
 
 
 class ASGCN(LayerSampler):
-    """q_j in proportion to (sum over the targets i of a_ij) g(x_j), g(x) = softplus(w.x + b) + 0.1, one w, b a layer.
+    """q_j in proportion to (sum over the targets i of a_ij) g(x_j), g(x) = softplus(w.x + b) + 0.1, w, b per layer.
 
     From Huang et al., "Adaptive Sampling" (2018), Eq. 8, whose g is |w.x|; ours is positive and smooth everywhere, and
     starts as 1.1 for all. `penalty` trains the parameters to lower the variance sum_ij a_ij^2 |h_j|^2 / q_j(theta);

@@ -29,7 +29,7 @@ class NeighborSampler(Sampler):
     """Each target takes itself exactly and k of its neighbours, drawn by `draw` with the odds of `policy`.
 
     scale = 1/(k q) with replacement and 1/pi without, so that sum weight * scale * h[src] has the full sum as its mean.
-    With `budget`, sizes are totals a layer, spread over a batch's targets (see `spread`) by the variance each would
+    With `budget`, sizes are totals per layer, spread over a batch's targets (see `spread`) by the variance each would
     have and by what it counts for in the sums above: a batch's size is known beforehand, whatever the degrees are.
     In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
     of the sources.

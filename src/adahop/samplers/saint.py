@@ -66,7 +66,7 @@ class GraphSAINT(SubgraphSampler):
         self.register_buffer("odds", None if self.walk == "rw" else odds_of(graph, walk).cumsum(0), persistent=False)
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
-        """Roots of a walk, or the drawn nodes themselves, a batch."""
+        """The roots of the walks, or the drawn nodes themselves, of each batch."""
         size, before = count(batch_size, 1, "batch_size"), self.counted
         nodes = self.remember(nodes).unique()
         parts = self.batches(nodes, size)
