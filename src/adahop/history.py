@@ -124,6 +124,10 @@ class SeenHistory(History):
         in_range(n_id, self.nodes.row.numel(), "n_id")
         return super().pull(self.nodes.row[n_id].long())
 
+    def change(self, n_id: Tensor, h: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | None]:
+        in_range(n_id, self.nodes.row.numel(), "n_id")
+        return super().change(self.nodes.row[n_id].long(), h, keep)
+
     @torch.no_grad()
     def push(self, n_id: Tensor, h: Tensor) -> None:
         self.nodes.add(self.nodes.new(n_id))

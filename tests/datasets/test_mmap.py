@@ -65,7 +65,8 @@ def forms() -> dict[str, Graph]:
 @pytest.mark.parametrize("form", ["messy", "unweighted", "in order"])
 @pytest.mark.parametrize("looped", [True, False])
 def test_normalized_on_disk_is_that_of_memory(tmp_path, monkeypatch, kind, loops, form, looped):
-    monkeypatch.setattr("adahop.mapped.graph.ranges.__defaults__", (100,))  # many small pieces
+    monkeypatch.setattr("adahop.mapped.graph.EDGES", 100)  # many small pieces
+    monkeypatch.setattr("adahop.mapped.looped.EDGES", 100)
     graph = forms()[form]
     mapped = on_file(graph, tmp_path / "g", looped)
     assert mapped.num_nodes == graph.num_nodes and mapped.num_edges == graph.num_edges
@@ -335,9 +336,7 @@ def test_files_take_only_what_is_large(tmp_path):
 LIMITED = """
     import resource, sys, torch
     import adahop
-    from adahop.convert import convert
-from adahop.datasets import load
-from adahop.distributed import Shard
+    from adahop.datasets import load
     torch.set_num_threads(1)
     data = load(sys.argv[1])
     def bytes_in(home):
