@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from adahop.block import Block
+from adahop.block import Block, nothing
 from adahop.checks import InputError, between
 from adahop.ops import pointer
 from adahop.pyg import batches
@@ -23,7 +23,6 @@ from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
 from adahop.pyg.wrap import Propagate, Round, layers_of, scale_of, scaled
 from adahop.samplers import NeighborSampler
-from adahop.samplers.loop import nothing
 from adahop.typed import Relation
 
 Cut = TypeVar("Cut", Data, HeteroData)  # a batch as it is handed out
