@@ -24,7 +24,7 @@ SPEC = "synthetic:389,6000,6,3"  # 257 nodes to train on: four full batches of 6
 HOW = {"epochs": 2, "batch_size": 64, "hidden": 8, "dropout": 0.0, "sizes": (4, 4)}
 RUNS = {
     "graphsage": {}, "bs": {}, "adahop": {}, "bs.m": {"model": "gat"}, "bliss": {"sizes": (64, 64)},
-    "as-gcn": {"sizes": (64, 64)}, "graphsaint": {},
+    "as-gcn": {"sizes": (64, 64)}, "graphsaint": {}, "s-gcn": {"model": "gat", "estimator": "exact+sums"},
 }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def replicated(rank: int) -> dict:
     data, out = adahop.load(SPEC), {}
     for method, more in RUNS.items():
         r = adahop.fit(data, method=method, **{**HOW, **more})
-        rows = [m.history.value for m in r.model.memories.values() if hasattr(m, "history")]
+        rows = [kept for m in r.model.memories.values() for _, kept in sorted(m.state().items())]
         out[method] = {
             "steps": r.steps, "loss": [row["loss"] for row in r.history], "test": r.test,
             "state": digest(v for k, v in sorted(r.sampler.state_dict().items())),

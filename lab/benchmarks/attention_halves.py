@@ -1,6 +1,6 @@
 """Which half of sampled attention costs score: GAT with the preset, one half of its second layer exact in training.
 
-    python lab/benchmarks/attention_halves.py GRAPH.npz MODE [--k 5] [--epochs 12] [--hidden 256] [--lr 0.002]
+    python lab/benchmarks/attention_halves.py GRAPH.npz MODE [--k 5] [--epochs 12] [--estimator exact+sums]
 
 MODE: `both` halves sampled; `backward` alone sampled (sums are exact, gradients flow through drawn edges); `forward`
 alone sampled (sums are estimated, gradients flow as through all neighbours); `all`: no sampling. Prints validation.
@@ -61,16 +61,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("graph")
     parser.add_argument("mode", choices=("both", "backward", "forward", "all"))
-    for name, default in (("k", 5), ("epochs", 12), ("hidden", 256), ("lr", 0.002), ("seed", 1)):
+    for name, default in (("k", 5), ("epochs", 12), ("hidden", 256), ("lr", 0.002), ("seed", 1),
+                          ("heads", 1), ("dropout", 0.0), ("estimator", "exact+history")):  # fmt: skip
         parser.add_argument(f"--{name}", type=type(default), default=default)
     said = parser.parse_args()
     data = adahop.load(said.graph)
     if said.mode in ("backward", "forward"):
         patch(said.mode, data.x)
     k = -1 if said.mode == "all" else said.k
-    method = {"method": "graphsage", "estimator": "plain"} if said.mode == "all" else {"method": "adahop"}
+    if said.mode == "all":
+        said.estimator = "plain"
     result = adahop.fit(data, model="gat", sizes=(k, k), hidden=said.hidden, epochs=said.epochs, lr=said.lr,
-                        dropout=0.0, noise=0.0, seed=said.seed, **method)  # fmt: skip
+                        dropout=said.dropout, noise=0.0, seed=said.seed, estimator=said.estimator,
+                        method="graphsage" if said.mode == "all" else "adahop",
+                        model_options={"heads": said.heads})  # fmt: skip
     kept = {**vars(said), "graph": Path(said.graph).stem, "val": round(result.val, 4)}
     print(json.dumps({**kept, "history": [round(row["val"], 4) for row in result.history]}))
 

@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[str, str, dict[str, Any], str | None]] = {  # name: model
     "gat, uniform, history": ("gat", "graphsage", UNIFORM, "exact+history"),
     "gat, tracked, history": ("gat", "graphsage", TRACKED, "exact+history"),
     "gat, attended, history": ("gat", "graphsage", ATTENDED, "exact+history"),
+    "gat, attended, sums": ("gat", "graphsage", ATTENDED, "exact+sums"),
     "gat, tracked, snapshot": ("gat", "graphsage", TRACKED, "exact+snapshot"),
     "gat, attended, scores": ("gat", "graphsage", ATTENDED, "exact+scores"),
     "gat, attended, exact first": ("gat", "graphsage", ATTENDED, "exact"),
@@ -105,7 +106,7 @@ def run(task: PartTask, folder: str, device: str) -> dict[str, Any]:
     result = adahop.fit(
         data, model=model, method=method, method_options=options, estimator=estimator, sizes=(task.k, task.k),
         hidden=hidden, lr=lr, epochs=epochs, dropout=0.0, batch_size=256, seed=task.seed, probe=look, device=device,
-        model_options={"attention": form} if model == "gat" else {}, noise=0.0,
+        model_options={"attention": form, "heads": 1} if model == "gat" else {}, noise=0.0,
     )  # fmt: skip
     return {
         **task._asdict(), "test": result.test, "val": result.val, "metric": data.metric, "hidden": hidden, "lr": lr,

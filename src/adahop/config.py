@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,23 @@ from adahop.checks import InputError, between, count, of_kind, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.sizes import check_sizes
 from adahop.sum import ESTIMATORS, controlled, dial
+
+# what version 0.1 took for granted, by model: its options, and the estimator of a method that has one per model
+FIRST: dict[str, tuple[dict[str, Any], str]] = {"gat": ({"heads": 1}, "exact+history"), "geniepath": ({}, "plain")}
+
+
+def as_said(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were meant when they were written: by version 0.1 where there is no dial, else by this one."""
+    if "noise" in settings:
+        return dict(settings)
+    options, estimator = FIRST.get(settings.get("model", ""), ({}, None))
+    own = {"noise": 0.0, **settings}
+    if options:
+        own["model_options"] = {**options, **settings.get("model_options", {})}
+    method = METHODS.get(settings.get("method", "adahop"))
+    if estimator is not None and method is not None and method.instead and settings.get("estimator") is None:
+        own["estimator"] = estimator
+    return own
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Values:
     x holds a row per source, gathered or not; without an `encoder` h is x itself. A `share` of x is dropped, once.
     `shared` where many blocks read the same values, as in a pass over the whole graph. `mean` are the values of the
     same sources had nothing been dropped, here or below, where a layer keeps dropout apart. `square` is |h|^2 of every
-    source where it is known.
+    source where it is known. `anew` makes h of any nodes from what the layer below keeps of them.
 
     >>> values = Values(torch.eye(3), nn.Linear(3, 2))
     >>> values.rows().shape, values.rows(1).shape
@@ -82,6 +82,7 @@ class Values:
     ):
         self.x, self.encoder, self.share, self.shared, self.mean = x, encoder, share, shared, mean
         self.square = square
+        self.anew: Callable[[Tensor], Tensor] | None = None
         self.kept: dict[str, Any] = {}
         self.views: dict[int, Values] = {}
 

@@ -110,10 +110,10 @@ METHODS: dict[str, Method] = {
     m.name: m
     for m in [
         Method("adahop", "node-wise", True, "4 bytes per edge and 14 per node, per layer that is drawn (gat: 8 per "
-               "node, plus 8 per head); 8 per node and hidden unit (gat: 4)", node_wise,
+               "node, plus 8 per head); 8 per node and hidden unit (gat: 4 per node, feature and head)", node_wise,
                {"policy": "tracked", "draw": "systematic"},
                estimator="exact+snapshot", instead={
-                   ENDS: {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+history"},
+                   ENDS: {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+sums"},
                    PAIRS: {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
         Method("bs", "node-wise", True, "4 bytes per edge and 8 per node, per layer", node_wise, {"policy": "exp3"}),
@@ -254,11 +254,16 @@ def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:
     return (*method.needs, *(POLICIES[policy].needs if policy in POLICIES else ()))
 
 
+# what is remembered for the sake of attention alone, and why no other weights need it
+OF_ATTENTION = {"scores": "need no normaliser", "sums": "leave the first layer's sums as they are"}
+
+
 def refusal(estimator: str, model: str, weights: str) -> str | None:
     """Why parts do not combine, in one sentence; None where they do. Policies and draws combine with everything."""
-    if "scores" in estimator.split("+") and weights == FIXED:
+    what = estimator.split("+")[-1]
+    if what in OF_ATTENTION and weights == FIXED:
         return (
-            f"`estimator` must not remember scores for model {model}, whose weights are the graph's own and need no "
-            f"normaliser, got {estimator}"
+            f"`estimator` must not remember {what} for model {model}, whose weights are the graph's own and "
+            f"{OF_ATTENTION[what]}, got {estimator}"
         )
     return None

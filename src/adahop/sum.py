@@ -1,8 +1,8 @@
 """Conv and Sum: what a layer is, and how its sum over all neighbours is formed.
 
 A `Conv` says which coefficients, which map and which update; a `Sum` forms sum a_ij W h_j from the sample alone,
-exactly, or with a control variate, and notes the messages. Names combine: "exact" first layer; "history", "snapshot" or
-"scores" (attention's normaliser) in the others.
+exactly, or with a control variate, and notes the messages. Names combine: "exact" first layer; "history", "snapshot",
+"scores" (attention's normaliser) or "sums" (of the layer below, for attention) in the others.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ESTIMATORS = (
     "exact+history",
     "exact+snapshot",
     "exact+scores",
+    "exact+sums",
 )
 ATTENTION = ("self-normalised", "paper", "softmax")
 LEAST = 0.3  # the corrected normaliser is kept above this share of the remembered one
@@ -86,6 +87,12 @@ def checked_features(found: Tensor | None, width: int) -> Tensor:
     return found
 
 
+def named(first: Tensor, every: Block, scratch: ops.Scratch, nodes: int) -> tuple[Tensor, Block]:
+    """The nodes that are read, `first` and then the block's sources, each once; and the block with these numbers."""
+    ids, src = ops.relabel(first, every.src, scratch.marks(nodes, first.device))
+    return ids, every._replace(n_id=ids, edge_index=torch.stack([src, every.dst]), target=every.targets)
+
+
 # --- the sum ---------------------------------------------------------------------------------------------------------
 
 
@@ -99,6 +106,7 @@ class Sum(nn.Module):
     draws = True  # whether the layer's block still needs to be drawn
     shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
     parted = False  # whether it asks for `values.mean`: a memory knows no dropped h
+    below = False  # whether it needs the first layer to `keep` what h of any node is made anew from
     start = 0  # the node that row 0 of its graph stands for: that of one relation has rows for one type of nodes
 
     def forward(
@@ -135,6 +143,14 @@ class Sum(nn.Module):
     @property
     def written(self) -> History | None:
         """The history that steps write: several processes tell each other its rows. A snapshot is made by all."""
+        return None
+
+    def keep(self, conv: Conv, dtype: torch.dtype, storage: Storage) -> None:
+        """From now on keep of every node what its h is made anew from, where that is possible."""
+
+    @property
+    def again(self) -> KeptSums | None:
+        """How h of any node is made anew, where enough is kept of it."""
         return None
 
     def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
@@ -424,7 +440,8 @@ class ExactAttention(OnGraph, Sum):
     """The first layer of attention over *all* neighbours, from raw features.
 
     a_ij = softmax of the scores s_i + t_j, t = x (E' v) + e v; then sum a_ij (E x_j + e) = E (sum a_ij x_j) + e.
-    Costs O(n F) per target instead of O(k H) but has no variance, forward or backward.
+    Costs O(n F) per target instead of O(k H) but has no variance, forward or backward. `kept`, where there is one, has
+    sum a_ij x_j of every node as it was when the node was last a target: see `KeptSums`.
     """
 
     draws = shaped = False
@@ -432,8 +449,10 @@ class ExactAttention(OnGraph, Sum):
 
     def __init__(self, graph: Graph, x: Tensor):
         super().__init__()
-        self.graph = graph
+        self.graph, self.kept = graph, cast("History | None", None)
         self.register_buffer("x", x, persistent=False)
+        self.waiting: tuple[Tensor, Tensor] | None = None
+        self.scratch = ops.Scratch()
 
     def forward(  # type: ignore[override]
         self,
@@ -443,21 +462,93 @@ class ExactAttention(OnGraph, Sum):
         block: Block,
         rest: Tensor | None = None,
     ) -> Tensor:
-        every, whole = self.graph.in_edges(self.rows(block), compact=values.share > 0), Values(self.x, values.encoder)
-        if values.share:  # every neighbour is read: each once, dropped
-            whole = Values(self.x[every.n_id], values.encoder, values.share)
+        if not values.share:  # a step with dropout comes here twice
+            self.settle()
+        every = self.graph.in_edges(self.rows(block))
+        whole = Values(self.x, values.encoder)
+        if values.share or every.num_edges < len(self.x):  # what is read of x, once: all of it may be much more
+            ids, every = named(every.src[:0], every, self.scratch, len(self.x))
+            whole = Values(self.x[ids], values.encoder, values.share)
         ends = conv.ends(whole, own, every)
         coef = attention(conv.scored(ends, every), every, "softmax")
+        keeps = self.kept is not None and not values.share
+        if keeps:
+            whole = Values(whole.x, whole.encoder)  # of raw features, though scores may have needed h
         sums = whole.summed(every, coef)
+        if keeps and self.training:
+            self.waiting = block.targets, sums.detach().flatten(1)
 
         def total(kernel: Tensor | None) -> Tensor:
-            kernel, bias = whole.joined(kernel)
-            out = sums if kernel is None else mapped(sums, kernel)
-            met = (every.ptr.diff() > 0).view(-1, *[1] * (out.dim() - 1))  # with no neighbour, the weights sum to 0
-            return out if bias is None else out + met * bias
+            return self.total(whole, sums, every.ptr.diff() > 0, kernel)
 
         conv.note(lambda: certain(block, torch.zeros(block.num_edges, coef.shape[1], device=coef.device), total))
         out = total(conv.kernel())
+        return out if rest is None else out + rest
+
+    def total(self, values: Values, sums: Tensor, met: Tensor, kernel: Tensor | None) -> Tensor:
+        """W (E sums + e); the weights of a target that met no neighbour sum to 0."""
+        kernel, bias = values.joined(kernel)
+        out = sums if kernel is None else mapped(sums, kernel)
+        return out if bias is None else out + met.view(-1, *[1] * (out.dim() - 1)) * bias
+
+    def keep(self, conv: Conv, dtype: torch.dtype, storage: Storage) -> None:
+        kernel = conv.kernel()
+        heads = kernel.shape[0] if kernel.dim() == 3 else 1
+        self.kept = History(self.graph.num_nodes, heads * self.x.shape[1], dtype, storage)
+
+    @property
+    def again(self) -> KeptSums | None:
+        return None if self.kept is None else KeptSums(self)
+
+    @property
+    def written(self) -> History | None:
+        return self.kept
+
+    @torch.no_grad()
+    def refresh(self, h: Tensor, conv: Attention, passed: bool) -> None:  # type: ignore[override]
+        """Form the sums of every node, at the start: later, steps do."""
+        self.settle()
+        if self.kept is None or passed or len(h) != len(self.kept.value):
+            return
+        values = Values(h, shared=True)
+        for nodes in torch.arange(len(h), device=h.device).split(1 << 12):
+            every = self.graph.in_edges(nodes)
+            coef = attention(conv.scored(conv.ends(values, h[nodes], every), every), every, "softmax")
+            self.kept.push(nodes, gather(self.x, every, coef).flatten(1))
+
+    def settle(self) -> None:
+        """Write what the last step formed: only now, as the layer above still read the old rows."""
+        if self.kept is not None and self.waiting is not None:
+            self.kept.push(*self.waiting)
+            self.waiting = None
+
+
+class KeptSums(Sum):
+    """The first layer's sum of any nodes as it was last formed, from raw features; its maps are today's.
+
+    No neighbour is read, so that h of many nodes is made anew at the cost of two products, with the gradient of all
+    that the layer learns but its scores.
+    """
+
+    draws = False
+
+    def __init__(self, first: ExactAttention):
+        super().__init__()
+        self.first = first
+
+    def forward(
+        self,
+        conv: Conv,
+        values: Values,
+        own: Tensor | None,
+        block: Block,
+        rest: Tensor | None = None,
+    ) -> Tensor:
+        first, nodes = self.first, block.targets
+        assert first.kept is not None
+        sums = first.kept.pull(nodes).unflatten(1, (-1, first.x.shape[1]))
+        met = first.graph.last[nodes] > first.graph.indptr[nodes]
+        out = first.total(Values(first.x, values.encoder), sums, met, conv.kernel())
         return out if rest is None else out + rest
 
 
@@ -479,6 +570,7 @@ class Variate(OnGraph, Sum):
 
     parted = True
     sums_up = False  # whether a snapshot keeps the sum of H over every node's neighbours, too
+    keeps = True  # whether H lies here
     noise: Tensor
 
     def __init__(
@@ -494,13 +586,15 @@ class Variate(OnGraph, Sum):
     ):
         super().__init__()
         self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
+        self.nodes = graph.num_nodes if nodes is None else nodes
         form = History if passes else SeenHistory
-        self.history = form(graph.num_nodes if nodes is None else nodes, width, dtype, storage)
+        self.history = form(self.nodes if self.keeps else 0, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
         kept = self.sums_up and kind == "snapshot"
         self.sums = History(graph.num_nodes, width, dtype, storage) if kept else None
         self.waiting: tuple[Tensor, Tensor] | None = None  # rows for the history, see `settle`
+        self.scratch = ops.Scratch()
 
     @property
     def dial(self) -> Tensor:
@@ -508,7 +602,7 @@ class Variate(OnGraph, Sum):
 
     @property
     def written(self) -> History | None:
-        return self.history if self.kind == "history" else None
+        return self.history if self.keeps and self.kind == "history" else None
 
     @property
     def trust(self) -> Tensor:
@@ -622,19 +716,27 @@ class AttentionVariate(Variate):
     ) -> Formed:
         self.settle()
         every = self.graph.in_edges(self.rows(block))
-        h, old = values.rows(), self.history.pull(block.n_id)
+        ids, every = named(block.n_id, every, self.scratch, self.nodes)
+        h, before = values.rows(), self.recalled(values, ids)
+        old = before[: block.num_src]
         ends = conv.ends(values, own, block)
-        then = Ends(ends.s, conv.source(Values(self.history.value.float()), every)[0])
-        stale = ends._replace(t=then.t[block.n_id], by_edge=False)
+        then = Ends(ends.s, conv.source(Values(before))[0])
+        stale = ends._replace(t=then.t[: block.num_src], by_edge=False)
         whole, new, gone, den = self.normalised(conv, ends, stale, then, block, every)
-        num = gather(self.history.value.float(), every, whole) + gather(h, block, new) - gather(old, block, gone)
+        num = gather(before, every, whole) + gather(h, block, new) - gather(old, block, gone)
         total = num / den.unsqueeze(-1)
         new, gone = new / den[block.dst], gone / den[block.dst]
-        if self.training and self.kind == "history":
+        if self.training and self.written is not None:
             self.waiting = block.n_id, h.detach()
         return Formed(
-            total, new, lambda: Messages(block, new, values, ends=ends, old=(gone.detach(), old), total=lambda: total)
+            total,
+            new,
+            lambda: Messages(block, new, values, ends=ends, old=(gone.detach(), old.detach()), total=lambda: total),
         )
+
+    def recalled(self, values: Values, ids: Tensor) -> Tensor:
+        """H of some nodes."""
+        return self.history.pull(ids)
 
     def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
         """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
@@ -670,12 +772,26 @@ class AttentionScores(AttentionVariate):
         self.history.value.copy_(conv.source(Values(h))[0])
 
 
+class AttentionSums(AttentionVariate):
+    """The same over an exact first layer: H is made anew from the sums that the first layer keeps, with gradients.
+
+    Only the first layer's attention weights are old in it, so that little is left to the sample, and gradients reach
+    the first layer's maps and the encoder through all neighbours instead of the drawn ones alone.
+    """
+
+    keeps, below = False, True
+
+    def recalled(self, values: Values, ids: Tensor) -> Tensor:
+        assert values.anew is not None
+        return values.anew(ids)
+
+
 # --- by name ---------------------------------------------------------------------------------------------------------
 
 
 def controlled(estimator: str) -> bool:
     """Whether an estimator's name has a control variate in it."""
-    return bool({"history", "snapshot", "scores"} & set(estimator.split("+")))
+    return bool({"history", "snapshot", "scores", "sums"} & set(estimator.split("+")))
 
 
 def dial(noise: float | Sequence[float], layers: int) -> list[float]:
@@ -703,7 +819,8 @@ def build(
         memories["0"] = first
     if controlled(kind):
         for layer in range(len(memories), len(widths)):
-            memories[str(layer)] = variate(widths[layer], kind, each[layer])
+            of = "history" if kind == "sums" and layer > 1 else kind  # higher up, what is summed changes itself
+            memories[str(layer)] = variate(widths[layer], of, each[layer])
     return nn.ModuleDict(memories)
 
 
@@ -724,9 +841,11 @@ def sum_with_variate(
     passes: bool = True,
 ) -> Variate:
     """A sum with a memory of this kind for such a convolution; unless `passes` are made, a history begins empty."""
+    if kind in ("scores", "sums") and not conv.attends:
+        raise InputError(f"`estimator` must not remember {kind} for a model without attention, got {kind}")
+    if kind == "sums":
+        return AttentionSums(graph, width, noise=noise)
     if kind == "scores":
-        if not conv.attends:
-            raise InputError("`estimator` must not remember scores for a model without attention, got scores")
         return AttentionScores(graph, cast(Attention, conv).ends_width, noise, storage)
     if conv.attends:
         return AttentionVariate(graph, width, kind, dtype, noise, storage, nodes)

@@ -7,7 +7,8 @@ import torch
 
 from adahop.checkpoint import MARK, Checkpoints, pace, read
 from adahop.checks import InputError, KindError
-from adahop.methods import METHODS
+from adahop.config import as_said
+from adahop.methods import METHODS, OF_ATTENTION
 from adahop.sum import ESTIMATORS
 from adahop.train import fit
 from conftest import toy_data
@@ -75,8 +76,8 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, method, prefetch):
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
 @pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e != "plain"])
 def test_memories_go_on(tmp_path, model, estimator):
-    if "scores" in estimator and model != "gat":
-        pytest.skip("scores are attention's")
+    if estimator.split("+")[-1] in OF_ATTENTION and model != "gat":
+        pytest.skip("it is attention's")
     options = {**FAST, "method": "bs", "sizes": (3, 3), "model": model, "estimator": estimator, "average": 0.9}
     options |= {"epochs": 2}
     assert same(everything(resumed(tmp_path, [2, 7], **options)), everything(fit(DATA, **options)))
@@ -186,6 +187,32 @@ def test_another_runs_checkpoint_is_refused(tmp_path, change, words):
     _, options = two(tmp_path)
     with pytest.raises(InputError, match=words):
         fit(**{"data": DATA, **options, **change}, checkpoint=tmp_path)
+
+
+def test_what_version_01_wrote_is_read_as_it_meant_it(tmp_path):
+    """It said nothing of a dial, of heads or of the preset's estimator: one head, with a history."""
+    said = {"method": "adahop", "model": "gat", "sizes": (3, 3), **FAST}
+    meant = {**said, "noise": 0.0, "model_options": {"heads": 1}, "estimator": "exact+history"}
+    with pytest.raises(Killed):
+        fit(DATA, checkpoint=Checkpoints(tmp_path, 1), on_step=stopping(2), **meant)
+    state = Checkpoints(tmp_path).last()
+    assert state is not None
+    del state["identity"]["noise"]
+    state["identity"] |= {"model_options": {}, "estimator": None}
+    Checkpoints(tmp_path).save(state)
+    with pytest.raises(InputError, match=r"`estimator` must be 'exact\+history' as in the checkpoint, got None"):
+        fit(DATA, checkpoint=tmp_path, **{**said, "noise": 0.0})
+    assert same(everything(fit(DATA, checkpoint=tmp_path, **meant)), everything(fit(DATA, **meant)))
+
+
+def test_settings_are_as_they_were_meant():
+    old = {"model": "gat", "method": "adahop", "model_options": {"score": "relu"}}
+    assert as_said(old)["model_options"] == {"heads": 1, "score": "relu"}
+    assert as_said({**old, "model_options": {"heads": 2}})["model_options"] == {"heads": 2}
+    assert as_said({**old, "method": "bs"}) == {**old, "method": "bs", "noise": 0.0,
+                                               "model_options": {"heads": 1, "score": "relu"}}  # fmt: skip
+    assert as_said({**old, "noise": "auto"}) == {**old, "noise": "auto"}
+    assert as_said({"model": "gcn"}) == {"model": "gcn", "noise": 0.0}
 
 
 def test_a_full_disk_leaves_the_files_before(tmp_path, monkeypatch):

@@ -9,12 +9,12 @@ from adahop.config import Config
 from adahop.methods import METHODS, OTHER
 from adahop.policies import Attended, Tracked, Uniform
 from adahop.run import assemble
-from adahop.sum import AttentionVariate, ControlVariate, ExactAttention, ExactSum
+from adahop.sum import AttentionSums, ControlVariate, ExactAttention, ExactSum
 
 PARTS = {
     "gcn": (Tracked, [ExactSum, ControlVariate]),
     "sage": (Tracked, [ExactSum, ControlVariate]),
-    "gat": (Attended, [ExactAttention, AttentionVariate]),
+    "gat": (Attended, [ExactAttention, AttentionSums]),
     "geniepath": (Tracked, []),
     "gatv2": (Tracked, []),
 }

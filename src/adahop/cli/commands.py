@@ -46,7 +46,7 @@ def train(
     estimator: Annotated[
         str | None,
         option(
-            "plain, history, snapshot, scores, exact, exact+history, exact+snapshot, exact+scores; "
+            "plain, history, snapshot, scores, exact, exact+history, exact+snapshot, exact+scores, exact+sums; "
             "default the method's own."
         ),
     ] = None,
@@ -63,7 +63,7 @@ def train(
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
-    heads: Annotated[int | None, option("Of a gat, gatv2 or rgat (default 1) or an hgt (default 4).")] = None,
+    heads: Annotated[int | None, option("Of a gat, gatv2, rgat or hgt; default 4.")] = None,
     conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
     bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
     blocks: Annotated[

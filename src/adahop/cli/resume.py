@@ -12,7 +12,7 @@ import typer
 
 from adahop.checkpoint import Checkpoints
 from adahop.checks import InputError, count
-from adahop.config import Config
+from adahop.config import Config, as_said
 from adahop.records import Records, sweep
 
 CHECKPOINTS = "checkpoints"
@@ -31,7 +31,7 @@ class Stopped:
             self.seeds = range(count(seeds[0], 0, "seeds"), seeds[-1] + 1)
             if not isinstance(self.dataset, str) or list(self.seeds) != seeds:
                 raise InputError(f"`seeds` must be counted up, got {seeds}")
-            self.config = Config(**{"noise": 0.0, **said})  # version 0.1 knew no dial
+            self.config = Config(**as_said(said))
         except InputError as e:
             raise InputError(f"in {self.folder / 'config.json'}, {e}") from None
         except (TypeError, KeyError, IndexError, AttributeError) as e:

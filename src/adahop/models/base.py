@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
-from adahop.block import Block
+from adahop.block import Block, nothing
 from adahop.checks import InputError, between, count, of_kind, one_of, room_for
 from adahop.features import TableValues, Values, mapped
 from adahop.graph import Graph
@@ -18,7 +19,7 @@ from adahop.models.whole import Filled, from_all, in_pieces
 from adahop.ops import ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build, dial, sum_of_all, sum_with_variate
+from adahop.sum import ESTIMATORS, PLAIN, Conv, KeptSums, Sum, build, dial, sum_of_all, sum_with_variate
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -118,8 +119,23 @@ class GNN(nn.Module):
                 if layer < parted[-1]:
                     with self.layers()[layer].without_listeners():
                         mean.step(layer, block)
+            self.informed(layer, path.at(layer))
             path.step(layer, block)
         return path.h
+
+    def informed(self, layer: int, values: Values) -> Values:
+        """A layer's values, which now know h of any node where the first layer below keeps enough for that."""
+        again = self.sums(0).again if layer == 1 else None
+        if again is not None:
+            (values if values.mean is None else values.mean).anew = partial(self.anew, again)
+        return values
+
+    def anew(self, again: KeptSums, nodes: Tensor) -> Tensor:
+        """h of any nodes after the first layer, undropped, from the sums that are kept of it; with gradients."""
+        values = Values(again.first.x[nodes], self.encoder)
+        own = values.rows()
+        with self.layers()[0].without_listeners():
+            return self.step(0, values, own, self.carried(own), nothing(nodes), again)[0]
 
     def read(self, batch: NodeBatch, share: float) -> Values:
         """What the first block's sources bring, a share of the features dropped."""
@@ -185,7 +201,10 @@ class GNN(nn.Module):
             self.memories = build(
                 estimator, self.widths, noise, lambda: self.exact(views, x),
                 lambda width, kind, level: self.variate(views, width, kind, level, dtype),
-            ).to(graph.device)  # fmt: skip
+            )  # fmt: skip
+            if self.sums(1).below:
+                self.sums(0).keep(self.layers()[0], dtype, storage)
+            self.memories.to(graph.device)
         if passes and any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
             self.inference(graph, x, renew="all", until=last)

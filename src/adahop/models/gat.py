@@ -92,7 +92,7 @@ class GATConv(HeadsConv):
 
 
 class GAT(GNN):
-    """Graph attention network (Velickovic et al. 2018), any number of heads; a last layer's heads are averaged.
+    """Graph attention network (Velickovic et al. 2018), four heads unless told; a last layer's heads are averaged.
 
     `attention` is the estimator's form ("self-normalised", "paper", "softmax"), `score` relu or leaky_relu.
     """
@@ -103,7 +103,7 @@ class GAT(GNN):
     def __init__(
         self,
         *args: Any,
-        heads: int = 1,
+        heads: int = 4,
         score: str = "leaky_relu",
         attention: str = "self-normalised",
         **options: Any,
@@ -157,12 +157,15 @@ class GATv2Conv(HeadsConv):
 
 
 class GATv2(GNN):
-    """Graph attention network with dynamic scores (Brody et al. 2022); a last layer's heads are averaged."""
+    """Graph attention network with dynamic scores (Brody et al. 2022), four heads unless told.
+
+    A last layer's heads are averaged.
+    """
 
     activation = "elu"
     weights = "pairs"
 
-    def __init__(self, *args: Any, heads: int = 1, attention: str = "self-normalised", **options: Any):
+    def __init__(self, *args: Any, heads: int = 4, attention: str = "self-normalised", **options: Any):
         super().__init__(*args, heads=count(heads, 1, "heads"), form=attention, **options)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:

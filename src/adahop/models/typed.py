@@ -361,7 +361,7 @@ class RGCN(TypedGNN):
 
 
 class RGAT(TypedGNN):
-    """own_t(h_i) + sum_r of graph attention over i's neighbours by r, any number of heads."""
+    """own_t(h_i) + sum_r of graph attention over i's neighbours by r, four heads unless told."""
 
     activation = "elu"
     weights = "relations"
@@ -372,7 +372,7 @@ class RGAT(TypedGNN):
         inputs: Schema,
         hidden: int,
         outputs: int,
-        heads: int = 1,
+        heads: int = 4,
         attention: str = "self-normalised",
         **options: Any,
     ):

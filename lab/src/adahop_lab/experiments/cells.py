@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adahop.checks import InputError, count
-from adahop.config import Config
+from adahop.config import Config, as_said
 from adahop.methods import METHODS
 
 OWN = ("name", "runs", "metric", "note", "chosen", "ks", "per_k", "visits", "degree", "draws")
@@ -51,7 +51,7 @@ class Cell:
         return self.row if self.k is None else self.row.removesuffix(f"-k{self.k}")
 
     def config(self, device: str = "cpu", **changes: Any) -> Config:
-        settings = {"noise": 0.0, **self.settings, **changes}  # a cell has one dial: nothing is chosen while it runs
+        settings = {**as_said(self.settings), **changes}  # a cell is what it was when its results were made
         return Config(**{**settings, "sizes": tuple(settings.get("sizes", (10, 10)))}, device=device)
 
     def why_not(self) -> str:
