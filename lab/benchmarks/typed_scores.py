@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from scipy.stats import t as student
 from torch_geometric.data import HeteroData
 
 import adahop
@@ -39,7 +40,6 @@ ARMS = {
 }
 SETTINGS = list(product((0.003, 0.01), (0.2, 0.5)))
 TRIALS, SEEDS = range(100, 103), range(10)
-T95 = 2.262  # Student's t, nine degrees of freedom
 
 
 def planted(cases: int = 3000, sources: int = 2000, degree: int = 60, seed: int = 0) -> HeteroData:
@@ -113,10 +113,10 @@ def best(rows: list[dict], graph: str, model: str, arm: str) -> tuple[float, flo
 HEAD = ("graph", "model", "arm", "micro-F1", "macro-F1", "- all", "- uniform 10", "seconds")
 
 
-def table(rows: list[dict]) -> str:
+def table(rows: list[dict], seeds: int) -> str:
     lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     for graph, model in dict.fromkeys((r["graph"], r["model"]) for r in rows):
-        by_arm = {arm: {r["seed"]: r for r in rows if _of(r, graph, model, arm) and r["seed"] in SEEDS} for arm in ARMS}
+        by_arm = {arm: {r["seed"]: r for r in rows if _of(r, graph, model, arm) and r["seed"] < seeds} for arm in ARMS}
         for arm, mine in by_arm.items():
             if not mine:
                 continue
@@ -136,13 +136,16 @@ def paired(mine: dict, other: dict) -> str:
     both = [mine[s]["micro"] - other[s]["micro"] for s in mine if s in other]
     if len(both) < 2:
         return ""
-    return f"{statistics.mean(both):+.4f} ± {T95 * statistics.stdev(both) / len(both) ** 0.5:.4f}"
+    t95 = float(student.ppf(0.975, len(both) - 1))
+    return f"{statistics.mean(both):+.4f} ± {t95 * statistics.stdev(both) / len(both) ** 0.5:.4f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("graphs", nargs="*")
     parser.add_argument("--models", default="rgcn,hgt")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="more than ten narrow the intervals")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after this many")
@@ -152,19 +155,15 @@ def main() -> None:
     out, began = Path(args.out), time.monotonic()
     rows = read_rows(out)
     if args.table:
-        print(table(rows))
+        print(table(rows, args.seeds))
         return
-    done = {key(r) for r in rows}
+    done, arms, seeds = {key(r) for r in rows}, args.arms.split(","), {"trials": TRIALS, "seeds": range(args.seeds)}
     with ProcessPoolExecutor(args.processes) as pool:
         for stage in ("trials", "seeds"):
             asked = []
-            for graph, model, arm in product(args.graphs, args.models.split(","), ARMS):
-                stem = Path(graph).stem
-                if stage == "trials":
-                    asked += [(graph, model, arm, *pair, seed, args.epochs) for pair in SETTINGS for seed in TRIALS]
-                else:
-                    pair = best(rows, stem, model, arm)
-                    asked += [(graph, model, arm, *pair, seed, args.epochs) for seed in SEEDS]
+            for graph, model, seed, arm in product(args.graphs, args.models.split(","), seeds[stage], arms):
+                pairs = SETTINGS if stage == "trials" else [best(rows, Path(graph).stem, model, arm)]
+                asked += [(graph, model, arm, *pair, seed, args.epochs) for pair in pairs]
             asked = [a for a in asked if (Path(a[0]).stem, *a[1:]) not in done]
             waiting = {pool.submit(run, *a): a for a in asked}
             for future in as_completed(waiting):
@@ -177,7 +176,7 @@ def main() -> None:
                     for w in waiting:
                         w.cancel()
                     return
-    print(table(rows))
+    print(table(rows, args.seeds))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from adahop.checks import InputError, between, one_of
 from adahop.features import Values, gather, join, mapped
 from adahop.graph import Graph, OnGraph
 from adahop.history import History, Seen, SeenHistory
-from adahop.messages import Ends, Messages, TypedMessages
+from adahop.messages import Ends, Messages, TypedMessages, estimate
 from adahop.ops import segment_max, segment_sum
 from adahop.storage import MEMORY, Storage
 
@@ -118,14 +118,21 @@ class Sum(nn.Module):
         rest: Tensor | None = None,
     ) -> Tensor:
         """rest + the sum of a_ij W h_j: [targets, out], or with heads [targets, heads, out]; own: the targets' h."""
+        total, messages = self.plain(conv, values, own, block, rest)
+        conv.note(messages)
+        return total
+
+    def plain(
+        self, conv: Conv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None
+    ) -> tuple[Tensor, Callable[[], Messages]]:
+        """The sum over the edges of a block, nothing remembered, and its messages."""
         ends = conv.ends(values, own, block)
         coef, kernel, features = conv.coef(ends, block), conv.kernel(), conv.joining(block)
         if features is not None:
             rest = conv.beside(rest, segment_sum(coef.unsqueeze(1) * features, block.dst, block.num_dst))
         total = values.sum(block, coef, kernel, rest)
         after = kernel if conv.narrows() or features is not None else None
-        conv.note(lambda: Messages(block, coef, values, after, ends, edge=conv.added(features)))
-        return total
+        return total, lambda: Messages(block, coef, values, after, ends, edge=conv.added(features))
 
     def rows(self, block: Block) -> Tensor:
         """The rows of its graph that a block's targets have."""
@@ -334,9 +341,13 @@ def dropped_part(values: Values, block: Block, coef: Tensor) -> Tensor:
     al. 2018). With a * scale it would be `scale` times as much, and no memory could take it away.
     """
     assert values.mean is not None
+    return gather(values.rows() - values.mean.rows(), block, calmed(block, coef))
+
+
+def calmed(block: Block, coef: Tensor) -> Tensor:
+    """a sqrt(scale) from a * scale."""
     root = block.scale.clamp(min=1e-30).rsqrt()
-    coef = coef * (root if coef.dim() == 1 else root.unsqueeze(1))
-    return gather(values.rows() - values.mean.rows(), block, coef)
+    return coef * (root if coef.dim() == 1 else root.unsqueeze(1))
 
 
 # --- sums with a memory ----------------------------------------------------------------------------------------------
@@ -552,6 +563,39 @@ class KeptSums(Sum):
         return out if rest is None else out + rest
 
 
+class ExactRows(OnGraph, Sum):
+    """The first layer over *all* neighbours where these have learnt rows: read as they are, each with its gradient.
+
+    A row whose gradient comes through drawn edges alone is often left where it is, and Adam, which measures every row's
+    steps by that row's own gradients, does not make up for it. Costs O(n) rows per target; no variance either way.
+    """
+
+    draws = shaped = False
+
+    def __init__(self, graph: Graph, learnt: nn.Embedding):
+        super().__init__()
+        self.graph, self.tables = graph, [learnt]  # in a list: the model's own part, not this one's
+
+    def forward(
+        self,
+        conv: Conv,
+        values: Values,
+        own: Tensor | None,
+        block: Block,
+        rest: Tensor | None = None,
+    ) -> Tensor:
+        every = self.graph.in_edges(self.rows(block), compact=True)
+        total, messages = self.plain(conv, Values(self.tables[0](every.n_id), share=values.share), own, every, rest)
+
+        def noted() -> Messages:
+            said = messages()
+            nothing = said.coef.new_zeros(block.num_edges, *said.coef.shape[1:])
+            return certain(block, nothing, lambda kernel: estimate(said, mapped=False))
+
+        conv.note(noted)
+        return total
+
+
 class Formed(NamedTuple):
     """A sum from a memory and a sample: with the sample's coefficients, and the messages that were left to chance."""
 
@@ -630,7 +674,11 @@ class Variate(OnGraph, Sum):
             own = mean.rows(block.num_dst)
         made = mean.once("formed", lambda: self.formed(conv, mean, own, block))  # the mean goes on to the next layer
         conv.note(made.messages)
-        return made.total if mean is values else made.total + dropped_part(values, block, made.coef)
+        return made.total if mean is values else made.total + self.dropped(conv, values, block, made.coef)
+
+    def dropped(self, conv: Conv, values: Values, block: Block, coef: Tensor) -> Tensor:
+        """What dropout adds."""
+        return dropped_part(values, block, coef)
 
     def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
         """The sum from the memory and the sample, without dropout."""
@@ -806,17 +854,17 @@ def build(
     estimator: str,
     widths: Sequence[int],
     noise: float | Sequence[float],
-    exact: Callable[[], Sum | None],
+    exact: Callable[[], Sum],
     variate: Callable[[int, str, float], Sum],
 ) -> nn.ModuleDict:
     """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs.
 
-    `exact()` makes the first layer's, or None where it has none; `variate(width, kind, noise)` that of another layer.
+    `exact()` makes the first layer's, `variate(width, kind, noise)` that of another.
     """
     *parts, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
     each, memories = dial(noise, len(widths)), {}
-    if "exact" in (*parts, kind) and (first := exact()) is not None:
-        memories["0"] = first
+    if "exact" in (*parts, kind):
+        memories["0"] = exact()
     if controlled(kind):
         for layer in range(len(memories), len(widths)):
             of = "history" if kind == "sums" and layer > 1 else kind  # higher up, what is summed changes itself

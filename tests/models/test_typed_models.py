@@ -11,7 +11,7 @@ from adahop import models, ops
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.datasets.typed import make_typed
-from adahop.features import Schema, TypedFeatures
+from adahop.features import Schema, TypedFeatures, Values
 from adahop.metrics import score
 from adahop.models.typed import sliced
 from adahop.policies import POLICIES
@@ -73,9 +73,12 @@ def test_hgt_against_a_loop_over_edges():
 
 @pytest.mark.parametrize("name", TYPED)
 @pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize("estimator", ["plain", "history", "snapshot", "exact+snapshot"])
-def test_with_every_neighbour_a_batch_is_the_whole_graph(name, arch, estimator):
-    data = typed_data(bare=estimator == "snapshot")
+@pytest.mark.parametrize(
+    ("estimator", "bare"),
+    [("plain", False), ("history", False), ("snapshot", True), ("exact+snapshot", False), ("exact+snapshot", True)],
+)
+def test_with_every_neighbour_a_batch_is_the_whole_graph(name, arch, estimator, bare):
+    data = typed_data(bare)
     model = build(name, data, arch=arch)
     if estimator not in model.estimators:
         pytest.skip("refused by Config")
@@ -96,6 +99,23 @@ def test_every_parameter_gets_a_gradient(name):
     for key, p in model.named_parameters():
         if not any(e in key for e in idle):
             assert p.grad is not None and bool(p.grad.any()), key
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_an_exact_first_layer_reads_all_learnt_rows(name):
+    """Two neighbours are asked for: values and the gradients of learnt rows are those of every neighbour."""
+    data, found = typed_data(bare=True), []
+    for estimator, k in (("plain", -1), ("exact", 2)):
+        model = build(name, data, layers=1)
+        graph = data.graph.normalized(*model.graph)
+        sampler = adahop.make("graphsage", graph, [k], seed=1)
+        sampler.skip = model.remember(estimator, graph, data.x)
+        out = model(batch_of(data, sampler.sample(torch.arange(75))))
+        out.square().sum().backward()
+        found.append((out, model.encode.of("venue").weight.grad))
+    for want, got in zip(*found, strict=True):
+        assert torch.allclose(got, want, atol=1e-5)
+    assert bool(found[0][1].any())
 
 
 # --- right on average ------------------------------------------------------------------------------------------------
@@ -151,6 +171,28 @@ def test_a_memory_brings_attention_nearer(model):
             got = [built.eval()(batch_of(data, sampler.sample(torch.arange(60)))) for _ in range(20)]
         error[estimator] = float((torch.stack(got) - want).square().mean())
     assert error["exact+snapshot"] < 0.05 * error["plain"]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_dropout_adds_no_more_noise_than_over_all_neighbours(name):
+    """The memory knows today's h, so that dropout alone moves a layer's sum: at one neighbour of six by about as much
+    as at all of them. Measured 0.70 to 0.77 (seeds are fixed); 5.6 for hgt where what is dropped is scaled up too."""
+    data, spread, n = typed_data(seed=5), [], 75
+    h = torch.randn(n, 8, generator=torch.Generator().manual_seed(0))
+    for k in (-1, 1):
+        model = build(name, data, layers=1)
+        graph = data.graph.normalized(*model.graph)
+        model.remember("snapshot", graph, data.x)
+        conv, memory = model.layers()[0], model.sums(0)
+        memory.refresh(h, conv, False)
+        sampler = adahop.make("graphsage", graph, [k], seed=1)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            blocks = [sampler.sample(torch.arange(n))[0] for _ in range(300)]
+            each = [Values(h[b.n_id], share=0.3, mean=Values(h[b.n_id])) for b in blocks]
+            got = [conv(values, h, block, memory) for values, block in zip(each, blocks, strict=True)]
+        spread.append(float(torch.stack(got).var(0).mean()))
+    assert 0.5 < spread[1] / spread[0] < 1.5
 
 
 def test_energies_reach_their_edges():

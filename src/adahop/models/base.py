@@ -228,8 +228,8 @@ class GNN(nn.Module):
         """The graph as its memories read it: whole, or the edges of each relation."""
         return [graph]
 
-    def exact(self, views: list[Graph], x: Tensor) -> Sum | None:
-        """The first layer's sum over all neighbours; None where the model has none."""
+    def exact(self, views: list[Graph], x: Tensor) -> Sum:
+        """The first layer's sum over all neighbours."""
         return sum_of_all(self.layers()[0], views[0], x, self.storage, self.dropout > 0)
 
     def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:

@@ -17,7 +17,7 @@ from adahop.graph import Graph, OnGraph
 from adahop.messages import Messages, Part, TypedMessages, by_edge
 from adahop.models.base import State
 from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, sliced
-from adahop.sum import PLAIN, Conv, Sum, Variate, certain, checked_features, corrected, edge_map
+from adahop.sum import PLAIN, Conv, Formed, Sum, Variate, calmed, certain, checked_features, corrected, edge_map
 
 
 class ScoredMessages(NamedTuple):
@@ -186,22 +186,32 @@ class RelationsVariate(OverRelations, Variate):
     """
 
     shaped = False
-    parted = False  # the sample's h is dropped, H is not; what dropout adds is the sample's
 
     def forward(  # type: ignore[override]
         self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
     ) -> Tensor:
+        return self.total(conv, values, own, block)
+
+    def formed(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Formed:  # type: ignore[override]
         assert own is not None
         self.settle()
         query, every = conv.asked(own, block), self.graph.in_edges(block.targets, compact=True)
-        new = conv.scored(values.rows(), query, block)
+        new = values.once("scored", lambda: conv.scored(values.rows(), query, block))
         gone = conv.scored(self.history.pull(block.n_id), query, block)
         whole = conv.scored(self.history.pull(every.n_id), query, every)
         all_of, now, then, den = corrected(whole.score, new.score, gone.score, every, block, self.trust)
-        conv.note(lambda: self._messages(block, (new, now), (gone, then), (whole, all_of), den))
         if self.training and self.kind == "history":
             self.waiting = block.n_id, values.rows().detach()
-        return (whole.sum(all_of) + new.sum(now) - gone.sum(then)) / den.unsqueeze(-1)
+        total = (whole.sum(all_of) + new.sum(now) - gone.sum(then)) / den.unsqueeze(-1)
+        return Formed(
+            total, now / den[block.dst], lambda: self._messages(block, (new, now), (gone, then), (whole, all_of), den)
+        )
+
+    def dropped(self, conv: HGTConv, values: Values, block: Block, coef: Tensor) -> Tensor:  # type: ignore[override]
+        assert values.mean is not None
+        coef, mean = calmed(block, coef), values.mean
+        scored = conv.scored(values.rows(), conv.asked(values.rows(block.num_dst), block), block)
+        return scored.sum(coef) - mean.kept["scored"].sum(coef)
 
     @torch.no_grad()
     def _messages(self, block: Block, new: Weighed, gone: Weighed, whole: Weighed, den: Tensor) -> TypedMessages:

@@ -20,7 +20,7 @@ from adahop.models.gcn import GCNConv, SAGEConv
 from adahop.models.whole import in_pieces
 from adahop.ops import pointer, segment_of
 from adahop.seams import NodeBatch
-from adahop.sum import PLAIN, Conv, Sum, Variate, edge_map, sum_of_all, sum_with_variate
+from adahop.sum import PLAIN, Conv, ExactRows, Sum, Variate, edge_map, sum_of_all, sum_with_variate
 from adahop.typed import Relation
 
 
@@ -74,9 +74,13 @@ class TypedEncoder(nn.Module):
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=hidden**-0.5)
 
+    def of(self, kind: str) -> nn.Linear | nn.Embedding:
+        """The map of a type with features, the rows of one without."""
+        return cast(nn.Linear | nn.Embedding, self.each[list(self.schema.counts).index(kind)])
+
     def linear(self, kind: str) -> nn.Linear | None:
         """The map of a type with features."""
-        part = self.each[list(self.schema.counts).index(kind)]
+        part = self.of(kind)
         return part if isinstance(part, nn.Linear) else None
 
     def forward(self, rows: TypedRows, share: float = 0.0) -> Tensor:
@@ -275,15 +279,17 @@ class TypedGNN(GNN):
     def views(self, graph: Graph) -> list[Graph]:
         return [graph.of_relation(r) for r in range(len(self.schema.relations))]
 
-    def exact(self, views: list[Graph], x: TypedFeatures) -> Sum | None:  # type: ignore[override]
-        """Sums over all neighbours where every source has features; learnt rows change, so they are remembered."""
+    def exact(self, views: list[Graph], x: TypedFeatures) -> Sum:  # type: ignore[override]
+        """Sums over all neighbours of each relation, from the features or the learnt rows of its source type."""
         parts: list[Sum] = []
         for view, conv, (source, _, target) in self._relations(views):
-            table = x.tables[source]
-            if table is None:
-                return None
             own = view.replace(indices=view.indices - self.schema.starts[source])
-            parts.append(sum_of_all(conv, own, table, self.storage, self.dropout > 0))
+            table, encode = x.tables[source], self.encode.of(source)
+            if isinstance(encode, nn.Embedding):
+                parts.append(ExactRows(own, encode))
+            else:
+                assert table is not None
+                parts.append(sum_of_all(conv, own, table, self.storage, self.dropout > 0))
             parts[-1].start = self.schema.starts[target]
         return Relations(parts, 0.0, views[0].device)
 
