@@ -601,7 +601,7 @@ class Formed(NamedTuple):
 
     total: Tensor
     coef: Tensor
-    messages: Callable[[], Messages]
+    messages: Callable[[], Messages | TypedMessages]
 
 
 class Variate(OnGraph, Sum):
