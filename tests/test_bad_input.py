@@ -197,7 +197,7 @@ EXEMPT = {
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",
     "Graph.num_edges", "Graph.num_nodes", "Graph.row", "Graph.rows", "Graph.num_rows", "Graph.num_sources",
     "Graph.soon", "Graph.at", "Graph.begin", "Graph.in_edges", "Graph.attr", "Graph.attr_sums",
-    "Graph.described", "Graph.undescribed",
+    "Graph.described", "Graph.undescribed", "Graph.relative",
     "Graph.edges", "Graph.last", "Graph.replace", "Graph.shift", "Loader.batch", "Loader.seeds", "Loader.seeds_of",
     "Loader.sample", "Loader.view", "Loader.pack", "Loader.unpack", "Loader.state_dict",
     "diagnostics.Measured",
