@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch import Tensor
 
 from adahop import ops
 from adahop.graph import Graph
@@ -92,6 +93,10 @@ def test_no_rows_at_all():
         graph.edges, graph.rows(none), torch.tensor([3]), "multinomial", Odds(), 1, scratch, False
     )
     assert drawn.ptr.tolist() == [0] and numbered.n_id.numel() == 0 and numbered.edge_index.shape == (2, 0)
+
+
+def alike(a: Tensor | bool | None, b: Tensor | bool | None) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b
 
 
 def test_stored_edges_know_their_arrays_and_pickle_without_them():
