@@ -29,7 +29,7 @@ GAT = {
     "gat, uniform, self-normalised": "self-normalised", "gat, tracked": "tracked, self-normalised",
     "gat, attended, scores": "attended, normaliser from scores", "gat, uniform, history": "uniform, history",
     "gat, attended, exact first": "attended, exact first layer alone", "gat, tracked, history": "tracked, history",
-    "gat, tracked, snapshot": "tracked, snapshot", "gat, attended, history": "attended, history (the preset)",
+    "gat, tracked, snapshot": "tracked, snapshot", "gat, attended, history": "attended, history (0.1's preset)",
     "gat, everyone": "all neighbours",
 }  # fmt: skip
 Rows = list[dict[str, Any]]
