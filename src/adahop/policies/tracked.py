@@ -79,7 +79,6 @@ class Tracked(Policy):
         g = self.graph
         return Odds(edge=g.relative, node=square, eta=self.eta, shift=g.shift, root=True, prefix=sums)
 
-    @torch.no_grad()
     def update(self, layer: int, block: Block, energy: Tensor) -> None:
         state = self.square[layer], self.visits[layer], self.level[layer : layer + 1]
         rule = TrackRule(self.memory, LEVEL, MOST)

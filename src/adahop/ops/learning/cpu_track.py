@@ -68,3 +68,13 @@ def move(lo, hi, n_id, seen, square, visits, level, memory, most):
             rate = max(1.0 / (visits[v] + 1.0), memory)
             if level[0] > 0:
                 square[v] += rate * (seen[2 * s] / today - square[v])
+
+
+@kernel
+def track(cuts, ends, edges, seen, shares, square, visits, level, few, memory, most):
+    """All of it in one call, for one thread."""
+    see(0, shares, cuts, ends, edges, seen)
+    many = average(seen, shares, level, few)
+    if many > 0:
+        move(0, ends[0].shape[0], ends[0], seen, square, visits, level, memory, most)
+    return many

@@ -188,6 +188,17 @@ def weigh_squares(lo, hi, square, src, coef, times, less, dst, out):
 
 
 @nb.njit(nogil=True, cache=True)
+def square_and_weigh(h, src, coef, times, less, dst, out):
+    """Both in one call, for one thread; no row after the last that is asked for is squared."""
+    many = 0
+    for e in range(src.shape[0]):
+        many = max(many, src[e] + 1)
+    square = np.empty((many, h.shape[1]), np.float32)
+    square_rows(0, many, h, square)
+    weigh_squares(0, src.shape[0], square, src, coef, times, less, dst, out)
+
+
+@nb.njit(nogil=True, cache=True)
 def soften(score, row, scale, most, total, out):
     """out = e^score scale over the sum of these per row and head; rows in any order."""
     many, heads = score.shape
@@ -371,17 +382,19 @@ def energies(
     out, m = torch.empty(src.numel()), src.numel()
     if m == 0:
         return out
-    of = src.numpy()
-    if square is None:
-        rows = h.detach().contiguous().view(len(h), -1, h.shape[-1])
-        squares = np.empty((int(of.max()) + 1, rows.shape[1]), np.float32)  # no row after the last that is asked for
-        over(square_rows, len(squares), rows.numpy(), squares, work=max(rows.stride(0) // 8, 1))
-    else:
-        squares = square.contiguous().view(len(square), -1).numpy()
     per = NO_WEIGHTS if times is None else times.contiguous().numpy()
     each, dst = (NO_WEIGHTS, NO_PLACES) if less is None else (t.contiguous().numpy() for t in less)
-    weight = coef.detach().contiguous().view(m, -1).numpy()
-    over(weigh_squares, m, squares, of, weight, per, each, dst, out.numpy())
+    of, given = src.numpy(), (coef.detach().contiguous().view(m, -1).numpy(), per, each, dst, out.numpy())
+    if square is not None:
+        over(weigh_squares, m, square.contiguous().view(len(square), -1).numpy(), of, *given)
+        return out
+    rows = h.detach().contiguous().view(len(h), -1, h.shape[-1])
+    if get_threads() == 1:
+        square_and_weigh(rows.numpy(), of, *given)
+        return out
+    squares = np.empty((int(of.max()) + 1, rows.shape[1]), np.float32)  # no row after the last that is asked for
+    over(square_rows, len(squares), rows.numpy(), squares, work=max(rows.stride(0) // 8, 1))
+    over(weigh_squares, m, squares, of, *given)
     return out
 
 
