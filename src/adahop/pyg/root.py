@@ -138,6 +138,9 @@ class Root:
 
 def _batch_of(args: tuple, kwargs: dict[str, Any]) -> DrawnBatch | None:
     values = [*args, *kwargs.values()]
+    drawn = batches.owner(values)
+    if drawn is not None:
+        return drawn
     for value in values:
         if isinstance(value, Data | HeteroData) and (drawn := batches.of(value)) is not None:
             return drawn

@@ -117,7 +117,11 @@ class Sampler(OnGraph):
             )
         if len(energy) != len(blocks):
             raise InputError(f"`energy` must hold one tensor a block, {len(blocks)} in all, got {len(energy)}")
-        given = [as_tensor(e, "energy").to(b.scale) for e, b in zip(energy, blocks, strict=True)]
+        given = [
+            e if isinstance(e, Tensor) and e.dtype == b.scale.dtype and e.device == b.scale.device
+            else as_tensor(e, "energy").to(b.scale)
+            for e, b in zip(energy, blocks, strict=True)
+        ]  # fmt: skip
         for i, (e, b) in enumerate(zip(given, blocks, strict=True)):
             if e.dim() == 0 or len(e) != b.num_edges or (e.dim() > 1 and self.reads is not messages.scores):
                 raise InputError(
