@@ -20,6 +20,7 @@ from adahop.checks import InputError, count, one_of
 from adahop.cli import numbers
 from adahop.cli.train import seed_range, summarise
 from adahop.datasets import load
+from adahop.datasets.base import Dataset
 from adahop.methods import METHODS
 from adahop.models import MODELS
 from adahop.records import Records
@@ -127,7 +128,7 @@ class Scoreboard:
         }  # fmt: skip
 
 
-def run_all(data: Any, board: Scoreboard, seeds: range, records: Records) -> None:
+def run_all(data: Dataset, board: Scoreboard, seeds: range, records: Records) -> None:
     """Every method with every seed, a seed at a time, so that what is there early can be compared.
 
     A run that fails is noted and the others go on; what is known is on disk after each.
@@ -144,7 +145,7 @@ def run_all(data: Any, board: Scoreboard, seeds: range, records: Records) -> Non
                     print(line, file=sys.stderr, flush=True)
 
 
-def run_one(data: Any, board: Scoreboard, name: str, seed: int, records: Records) -> str:
+def run_one(data: Dataset, board: Scoreboard, name: str, seed: int, records: Records) -> str:
     """Fit once; a sentence on how it went."""
 
     def note(row: dict[str, float]) -> None:

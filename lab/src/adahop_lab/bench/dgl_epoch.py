@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adahop.datasets.base import Dataset
 from adahop.metrics import criterion
 from adahop_lab.bench.peers import import_dgl
 
@@ -17,7 +18,7 @@ FORMS = ("graphconv", "sum-first")  # DGL's own layer; and its sum by hand, W af
 class DGLTraining:
     """Row-normalised A + I as DGL's users have it: loops in the graph, uniform draws, the mean of a block's edges."""
 
-    def __init__(self, data: Any, plan: Any, form: str):
+    def __init__(self, data: Dataset, plan: Any, form: str):
         self.dgl, self.form, self.batch_size = import_dgl(), form, plan.batch_size
         self.x, self.y = data.x, data.y
         g = data.graph.normalized(None, True)

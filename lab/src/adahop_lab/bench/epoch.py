@@ -12,6 +12,7 @@ from adahop.capture import steps
 from adahop.checks import count, one_of
 from adahop.config import Config
 from adahop.datasets import load
+from adahop.datasets.base import Dataset
 from adahop.run import Run
 from adahop.seams import NodeBatch
 from adahop_lab.bench import EPOCH, gpu_epoch, ours, peers
@@ -60,7 +61,7 @@ def measure(plan: EpochBench, say: Callable[[str], None]) -> list[dict[str, Any]
     return rows
 
 
-def _ours(text: str, data: Any, plan: EpochBench) -> list[Runner]:
+def _ours(text: str, data: Dataset, plan: EpochBench) -> list[Runner]:
     """One who trains; on a GPU two, with the step captured and without."""
     name, options = ours.parse(text)
     config = Config(
@@ -83,7 +84,7 @@ def _ours(text: str, data: Any, plan: EpochBench) -> list[Runner]:
     return [Runner(text, work)]
 
 
-def _peers(data: Any, plan: EpochBench, say: Callable[[str], None]) -> tuple[list[Runner], list[Any]]:
+def _peers(data: Dataset, plan: EpochBench, say: Callable[[str], None]) -> tuple[list[Runner], list[Any]]:
     asked = [text.partition(":") for text in plan.peers if text.startswith("dgl")]
     try:
         forms = [f for _, _, form in asked for f in ([one_of(form, FORMS, "peers of dgl")] if form else FORMS)]

@@ -11,13 +11,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from adahop.capture import products, steps
 from adahop.config import Config
+from adahop.datasets.base import Dataset
 from adahop.loader import Loader
 from adahop.methods import make
 from adahop.run import Run
 from adahop_lab.bench.clock import Runner
 
 
-def ours(name: str, data: Any, config: Config, captured: bool) -> Runner:
+def ours(name: str, data: Dataset, config: Config, captured: bool) -> Runner:
     """One epoch of our loop, as `fit` runs it on the device; the first two turns warm it up."""
     run = Run(data, config, 0)
     step = steps(run)
@@ -34,7 +35,7 @@ def ours(name: str, data: Any, config: Config, captured: bool) -> Runner:
     return Runner(name if captured else f"{name} (eager)", work)
 
 
-def pyg(data: Any, hidden: int, sizes: tuple[int, ...], batch_size: int, device: str) -> list[Runner]:
+def pyg(data: Dataset, hidden: int, sizes: tuple[int, ...], batch_size: int, device: str) -> list[Runner]:
     """PyG's GraphSAGE on the device: batches that our uniform sampler draws on the CPU, and the whole graph at once."""
     from torch_geometric.nn import GraphSAGE
 

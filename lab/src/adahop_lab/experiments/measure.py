@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from adahop.config import Config
+from adahop.datasets.base import Dataset
 from adahop.diagnostics import Probe
 from adahop.methods import METHODS
 from adahop.run import Result
@@ -21,7 +22,7 @@ NODES, REPEATS = 256, 20  # where and how often a variance is measured
 TIMED = 3  # epochs that are timed, after one that is not
 
 
-def scores(cell: Cell, data: Any, config: Config, seed: int) -> Measured:
+def scores(cell: Cell, data: Dataset, config: Config, seed: int) -> Measured:
     """The test score at the best validation epoch, and validation along the way."""
     return _told(fit(data, config, seed=seed))
 
@@ -37,7 +38,7 @@ def _told(result: Result) -> Measured:
     return facts, {**times, "training": [round(row["seconds"], 4) for row in way]}
 
 
-def sample_size(cell: Cell, data: Any, config: Config, seed: int) -> Measured:
+def sample_size(cell: Cell, data: Dataset, config: Config, seed: int) -> Measured:
     """The score, and the variance of every layer's sum as the last step left the sampler."""
     if METHODS[config.method].family == "subgraph":  # estimates no sum
         return scores(cell, data, config, seed)
@@ -48,7 +49,7 @@ def sample_size(cell: Cell, data: Any, config: Config, seed: int) -> Measured:
     return {**facts, "layers": [{key: row[key] for key in kept} for row in probe.rows]}, times
 
 
-def timing(cell: Cell, data: Any, config: Config, seed: int) -> Measured:
+def timing(cell: Cell, data: Dataset, config: Config, seed: int) -> Measured:
     """Seconds of training an epoch, by `fit`'s own clock: its loader, its step, its captured step on a GPU."""
     result = fit(data, replace(config, epochs=1 + TIMED, patience=0), seed=seed)
     ends = [row["seconds"] for row in result.history]
@@ -57,7 +58,7 @@ def timing(cell: Cell, data: Any, config: Config, seed: int) -> Measured:
     return facts, {"seed": seed, "seconds": round(sum(spent), 3), "epoch": spent}
 
 
-def stars(cell: Cell, data: Any, config: Any, seed: int) -> Measured:
+def stars(cell: Cell, data: Dataset, config: Any, seed: int) -> Measured:
     """Variance over visits on stars with fixed rewards; needs no data and no model."""
     began = time.perf_counter()
     facts = {"seed": seed, **regret(cell.settings, cell.more, seed)}

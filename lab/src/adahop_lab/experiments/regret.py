@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adahop.block import Block
 from adahop.draws import inclusion
 from adahop.graph import Graph
 from adahop.methods import make
-from adahop.samplers import Sampler
+from adahop.samplers import NeighborSampler
 
 MARKS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 STARS, WIDTH, REPEATS, SPREAD = 32, 8, 30, 0.7
@@ -36,14 +37,16 @@ class Stars:
         self.h = torch.cat([torch.zeros(STARS, WIDTH), ways * norm.flatten()[:, None]])
         self.mean = (self.a.flatten()[:, None] * self.h[STARS:].double()).view(STARS, n, WIDTH).sum(1)
 
-    def sampler(self, settings: dict[str, Any], k: int, seed: int) -> Sampler:
-        """The policy "oracle" draws in proportion to a |h|, which nobody else knows."""
+    def sampler(self, settings: dict[str, Any], k: int, seed: int) -> NeighborSampler:
+        """The policy "oracle" draws in proportion to a |h|, which no other policy knows."""
         options = dict(settings.get("method_options", {}))
         if options.get("policy") == "oracle":
             options |= {"policy": "static", "weight": (self.a * self.norm).flatten().float()}
-        return make(settings["method"], self.graph, [k], seed=seed, **options)
+        made = make(settings["method"], self.graph, [k], seed=seed, **options)
+        assert isinstance(made, NeighborSampler), "regret is of one node's own draw"
+        return made
 
-    def taken(self, sampler: Any, k: int) -> Tensor:
+    def taken(self, sampler: NeighborSampler, k: int) -> Tensor:
         """[stars, n]: how many times each neighbour comes on average, by the policy's odds and the kind of draw."""
         odds = sampler.policy.odds(0)
         w = torch.ones(STARS * self.n) if odds.edge is None else odds.edge
@@ -58,7 +61,7 @@ class Stars:
         ptr = torch.arange(0, STARS * self.n + 1, self.n)
         return inclusion(w.flatten().float(), ptr, k, eta).view(STARS, self.n)
 
-    def error(self, sampler: Sampler) -> float:
+    def error(self, sampler: NeighborSampler) -> float:
         """E|estimate - truth|^2 over repeated draws, the mean over the stars."""
         total = 0.0
         for _ in range(REPEATS):
@@ -76,7 +79,7 @@ def regret(settings: dict[str, Any], more: dict[str, Any], seed: int) -> dict[st
     """
     n, k, visits = more.get("degree", 50), more.get("draws", 10), more.get("visits", 2000)
     stars = Stars(n, seed)
-    sampler: Any = stars.sampler(settings, k, seed)
+    sampler = stars.sampler(settings, k, seed)
     best = (stars.a * stars.norm).square() / _best(stars, sampler, k, stars.a * stars.norm)
     rows: list[dict[str, float]] = []
     spent = 0.0
@@ -95,10 +98,10 @@ def regret(settings: dict[str, Any], more: dict[str, Any], seed: int) -> dict[st
     return {"rows": rows, "mean": spent / visits, "least": least, "bound": bound}
 
 
-def _energy(stars: Stars, block: Any) -> Tensor:
+def _energy(stars: Stars, block: Block) -> Tensor:
     return ((block.weight * block.scale)[:, None] * stars.h[block.n_id[block.src]]).square().sum(1)
 
 
-def _best(stars: Stars, sampler: Any, k: int, w: Tensor) -> Tensor:
+def _best(stars: Stars, sampler: NeighborSampler, k: int, w: Tensor) -> Tensor:
     """The visits of the oracle, with replacement or without."""
     return k * w / w.sum(1, keepdim=True) if sampler.how == "multinomial" else stars.capped(w, k)

@@ -20,6 +20,7 @@ import torch
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.datasets import load
+from adahop.datasets.base import Dataset
 from adahop.train import fit
 from adahop_lab.experiments.catalogue import measure_of
 from adahop_lab.experiments.cells import Cell
@@ -82,7 +83,7 @@ def _work(piece: Piece, setting: Setting) -> dict[str, Any]:
     return {key: facts[key] for key in ("test", "val") if key in facts}
 
 
-def _about(cell: Cell, data: Any, config: Config | None) -> dict[str, Any]:
+def _about(cell: Cell, data: Dataset, config: Config | None) -> dict[str, Any]:
     """What a reader of a cell's file wants to know of its data and its whole config."""
     if data is None or config is None:
         return {"metric": None, "data": None, "config": {**cell.settings, **cell.more}}
