@@ -29,6 +29,7 @@ from torch import Tensor
 
 import adahop
 from adahop.config import Config
+from adahop.datasets.base import Dataset
 from adahop.features import Values, gather
 from adahop.metrics import criterion
 from adahop.run import Run
@@ -141,7 +142,7 @@ def flat(grads: Grads) -> Tensor:
     return torch.cat([g.flatten() for g in grads]).double()
 
 
-def begun(data: Any, k: int, rate: float, epochs: int, seed: int) -> tuple[Halves, torch.optim.Optimizer]:
+def begun(data: Dataset, k: int, rate: float, epochs: int, seed: int) -> tuple[Halves, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     config = Config(sizes=(k, k), hidden=64, epochs=epochs, lr=rate, dropout=0.0, noise=0.0,
                     method_options={"policy": "uniform"})  # fmt: skip
@@ -162,7 +163,7 @@ def epoch(halves: Halves, adam: torch.optim.Optimizer, form: str) -> None:
         step(halves, adam, form, nodes)
 
 
-def variances(data: Any, k: int, epochs: int) -> list[dict[str, Any]]:
+def variances(data: Dataset, k: int, epochs: int) -> list[dict[str, Any]]:
     """After some epochs of plain training: 1, 8 and all steps after the pass."""
     halves, adam = begun(data, k, RATES[-1], epochs, 0)
     for _ in range(epochs):
@@ -190,7 +191,7 @@ def variances(data: Any, k: int, epochs: int) -> list[dict[str, Any]]:
     return rows
 
 
-def scores(data: Any, k: int, epochs: int, seeds: int) -> list[dict[str, Any]]:
+def scores(data: Dataset, k: int, epochs: int, seeds: int) -> list[dict[str, Any]]:
     rows = []
     for form in ("all", "plain", "svrg", "stored"):
         tried = {}

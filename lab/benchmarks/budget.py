@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from adahop.samplers import Sampler
 from adahop_lab.rows import add_row, read_rows
 
 GRAPHS = {"ppi_rebuilt_labels": (256, 3e-3, 4), "amazon_computers": (64, 1e-2, 10)}  # hidden, lr, epochs
@@ -26,7 +27,7 @@ CASES = [  # method, options, estimator, norm of the weights
 REPEATS = 60
 
 
-def edges(sampler: Any, nodes: Any) -> list[int]:
+def edges(sampler: Sampler, nodes: Any) -> list[int]:
     """What a layer takes for these nodes, self-loops left out, mean over a few draws."""
     layers = [sampler.sample(nodes) for _ in range(5)]
     return [round(sum(int((~blocks[i].is_self()).sum()) for blocks in layers) / 5) for i in range(len(layers[0]))]

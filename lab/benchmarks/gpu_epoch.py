@@ -26,6 +26,7 @@ import torch
 import adahop
 from adahop import capture, ops
 from adahop.config import Config
+from adahop.datasets.base import Dataset
 from adahop.graph import Graph
 from adahop.ops import Exp3Rule, Odds, Scratch, Sight, TrackRule, Weights, random
 from adahop.ops.drawing import cuda as drawing
@@ -194,7 +195,7 @@ def updates(norm: Graph, stream: Any) -> dict[str, Any]:
 
 
 def epoch_seconds(
-    data: Any, captured: bool, profile: bool = False, warm: int = 2, timed: int = 5, **options: Any
+    data: Dataset, captured: bool, profile: bool = False, warm: int = 2, timed: int = 5, **options: Any
 ) -> Any:
     """Median seconds of an epoch's steps, policy updates included."""
     config = Config(
@@ -274,7 +275,7 @@ CASES: dict[str, dict[str, Any]] = {
 EAGER = ("gcn uniform", "gcn bs", "gcn adahop")
 
 
-def epochs(data: Any, only: str = "") -> dict[str, Any]:
+def epochs(data: Dataset, only: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, options in CASES.items():
         if only and name not in only.split(","):
@@ -291,7 +292,7 @@ def epochs(data: Any, only: str = "") -> dict[str, Any]:
     return out
 
 
-def growth(data: Any) -> dict[str, Any]:
+def growth(data: Dataset) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for size in (512, 1024, 2048, 4096):
         options = {"method": "bs", "arch": "plain", "half": True, "batch_size": size}
@@ -353,7 +354,7 @@ def methods(_: Any = None) -> dict[str, Any]:
     return out
 
 
-def peers(data: Any) -> dict[str, Any]:
+def peers(data: Dataset) -> dict[str, Any]:
     """PyG's own model on the GPU: with a loader of ours that samples on the CPU, and full-batch."""
     return {"pyg, cpu loader": part(lambda: cpu_loader(data)), "pyg, full batch": part(lambda: full_batch(data))}
 
@@ -364,7 +365,7 @@ def pyg_model() -> torch.nn.Module:
     return GraphSAGE(WIDTH, 256, num_layers=2, out_channels=CLASSES).to(DEV)
 
 
-def cpu_loader(data: Any, steps: int = 40) -> dict[str, Any]:
+def cpu_loader(data: Dataset, steps: int = 40) -> dict[str, Any]:
     graph = data.graph.to("cpu")
     host = SimpleNamespace(x=data.x.cpu(), y=data.y.cpu())
     sampler = adahop.make("graphsage", graph, [10, 10])
@@ -389,7 +390,7 @@ def cpu_loader(data: Any, steps: int = 40) -> dict[str, Any]:
     return {"step_ms": 1000 * step, "seconds": step * -(-TRAIN // 1024), "threads": ops.get_threads()}
 
 
-def full_batch(data: Any) -> dict[str, Any]:
+def full_batch(data: Dataset) -> dict[str, Any]:
     import torch_geometric
 
     g = data.graph
@@ -410,7 +411,7 @@ def full_batch(data: Any) -> dict[str, Any]:
             "note": "one step an epoch", "memory_GB": torch.cuda.max_memory_allocated() / 1e9}  # fmt: skip
 
 
-def cached(data: Any) -> dict[str, Any]:
+def cached(data: Dataset) -> dict[str, Any]:
     """Features in host memory: all of them, and with a share of the rows on the device."""
     out: dict[str, Any] = {}
     for share in (0.0, 0.2):

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from adahop.samplers import Sampler
 from adahop_lab.rows import read_rows, run_tasks
 
 GRAPHS = {  # file: hidden, lr, epochs
@@ -95,7 +96,7 @@ def run(task: PartTask, folder: str, device: str) -> dict[str, Any]:
     probe = Probe(data, at=at, nodes=256, seed=task.seed, repeats=20, against=("uniform", "oracle"), gradient=True)
     normaliser: list[float] = []
 
-    def look(step: int, net: Any, sampler: Any) -> None:
+    def look(step: int, net: Any, sampler: Sampler) -> None:
         probe(step, net, sampler)
         if step in at and model == "gat":
             x = data.to(device).x

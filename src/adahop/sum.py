@@ -588,9 +588,9 @@ class ExactRows(OnGraph, Sum):
         total, messages = self.plain(conv, Values(self.tables[0](every.n_id), share=values.share), own, every, rest)
 
         def noted() -> Messages:
-            said = messages()
-            nothing = said.coef.new_zeros(block.num_edges, *said.coef.shape[1:])
-            return certain(block, nothing, lambda kernel: estimate(said, mapped=False))
+            sent = messages()
+            nothing = sent.coef.new_zeros(block.num_edges, *sent.coef.shape[1:])
+            return certain(block, nothing, lambda kernel: estimate(sent, mapped=False))
 
         conv.note(noted)
         return total

@@ -217,6 +217,19 @@ def test_operations_are_their_references(heads):
             torch.testing.assert_close(*both)
 
 
+@pytest.mark.parametrize("shape", [(20000, 64), (20000, 3, 7)])
+def test_energies_are_equal_for_any_number_of_threads(shape):
+    """To the bit: what a sampler learns must not depend on it. There is enough work for two parts of it."""
+    g = torch.Generator().manual_seed(0)
+    h, src = torch.randn(shape, generator=g), torch.randint(shape[0], (60000,), generator=g)
+    coef = torch.rand(60000, *shape[1:-1], generator=g)
+    found = []
+    for many in (1, 2, 8):
+        with ops.threads(many):
+            found.append(ops.energies(h, src, coef))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("heads", [None, 3])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_softmax_is_its_reference(heads, scaled):

@@ -194,13 +194,13 @@ def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
     begin, first, last, indices, _, _ = edges.arrays
-    (table, upto), told = _prefix(prefix), _odds(odds)
+    (table, upto), by = _prefix(prefix), _odds(odds)
     due, ks = empty((len(row),), np.int64), empty((len(row),), np.int64)
-    rows, upon = row.numpy(), ptr.numpy()
+    drawn = row.numpy(), ptr.numpy(), begin, first, last, often
     if get_threads() == 1:
-        cpu_prefix.visit_and_renew(rows, upon, begin, first, last, often, once, indices, told, table, upto, due, ks)
+        cpu_prefix.visit_and_renew(*drawn, once, indices, by, table, upto, due, ks)
         return
-    many = cpu_prefix.visit(rows, upon, begin, first, last, often, upto, due, ks)
+    many = cpu_prefix.visit(*drawn, upto, due, ks)
     if not once:
         ks[:many] = 1
     _renew(due[:many], ks[:many], edges, odds, prefix)

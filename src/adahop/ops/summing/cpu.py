@@ -174,28 +174,28 @@ def square_rows(lo, hi, h, out):
 
 
 @nb.njit(nogil=True, cache=True)
-def weigh_squares(lo, hi, square, src, coef, times, less, dst, out):
-    """out = (coef times / less[target])^2 square[source], heads summed; `times` and `less` may be empty."""
+def weigh_squares(lo, hi, square, src, coef, times, divisor, dst, out):
+    """out = (coef times / divisor[target])^2 square[source], heads summed; `times` and `divisor` may be empty."""
     for e in range(lo, hi):
         x, by = np.float32(0.0), np.float32(1.0)
         for a in range(square.shape[1]):
             x += coef[e, a] * coef[e, a] * square[src[e], a]
         if times.shape[0] > 0:
             by = times[e]
-        if less.shape[0] > 0:
-            by /= max(less[dst[e]], np.float32(LEAST))
+        if divisor.shape[0] > 0:
+            by /= max(divisor[dst[e]], np.float32(LEAST))
         out[e] = x * by * by
 
 
 @nb.njit(nogil=True, cache=True)
-def square_and_weigh(h, src, coef, times, less, dst, out):
+def square_and_weigh(h, src, coef, times, divisor, dst, out):
     """Both in one call, for one thread; no row after the last that is asked for is squared."""
     many = 0
     for e in range(src.shape[0]):
         many = max(many, src[e] + 1)
     square = np.empty((many, h.shape[1]), np.float32)
     square_rows(0, many, h, square)
-    weigh_squares(0, src.shape[0], square, src, coef, times, less, dst, out)
+    weigh_squares(0, src.shape[0], square, src, coef, times, divisor, dst, out)
 
 
 @nb.njit(nogil=True, cache=True)
@@ -374,16 +374,16 @@ def spread(
 
 
 def energies(
-    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, less: tuple[Tensor, Tensor] | None = None,
+    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, divisor: tuple[Tensor, Tensor] | None = None,
     square: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    if any(t is not None and t.dtype != torch.float32 for t in (h, coef, times, less and less[0], square)):
+    if any(t is not None and t.dtype != torch.float32 for t in (h, coef, times, divisor and divisor[0], square)):
         return NotImplemented
     out, m = torch.empty(src.numel()), src.numel()
     if m == 0:
         return out
     per = NO_WEIGHTS if times is None else times.contiguous().numpy()
-    each, dst = (NO_WEIGHTS, NO_PLACES) if less is None else (t.contiguous().numpy() for t in less)
+    each, dst = (NO_WEIGHTS, NO_PLACES) if divisor is None else (t.contiguous().numpy() for t in divisor)
     of, given = src.numpy(), (coef.detach().contiguous().view(m, -1).numpy(), per, each, dst, out.numpy())
     if square is not None:
         over(weigh_squares, m, square.contiguous().view(len(square), -1).numpy(), of, *given)

@@ -180,11 +180,11 @@ def edge_dot(h: Tensor, src: Tensor, rows: Tensor | None, grad: Tensor, ptr: Ten
 
 
 def energies(
-    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, less: tuple[Tensor, Tensor] | None = None,
+    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, divisor: tuple[Tensor, Tensor] | None = None,
     square: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """[M]: |coef h[source]|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H]."""
-    if not h.dtype == coef.dtype == torch.float32 or any(t is not None for t in (times, less, square)):
+    if not h.dtype == coef.dtype == torch.float32 or any(t is not None for t in (times, divisor, square)):
         return NotImplemented
     out = torch.empty(src.numel(), device=src.device)
     if src.numel():

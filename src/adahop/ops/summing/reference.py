@@ -109,12 +109,12 @@ def attend(
 
 
 def energies(
-    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, less: tuple[Tensor, Tensor] | None = None,
+    h: Tensor, src: Tensor, coef: Tensor, times: Tensor | None = None, divisor: tuple[Tensor, Tensor] | None = None,
     square: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """[M]: |coef times h[source] / less|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H].
+    """[M]: |coef times h[source] / divisor|^2, heads summed; h [S, C] with coef [M], or [S, H, C] with [M, H].
 
-    `times` [M] is a factor per edge, `less` a divisor per target and the target of each edge, `square` |h|^2 where it
+    `times` [M] is a factor per edge, `divisor` a number per target and the target of each edge, `square` |h|^2 where it
     is known.
     """
     square = h.detach().square().sum(-1) if square is None else square
@@ -122,7 +122,7 @@ def energies(
     out = out if out.dim() == 1 else out.sum(-1)
     if times is not None:
         out = out * times.to(out.dtype).square()
-    return out if less is None else out / less[0][less[1]].to(out.dtype).clamp(min=LEAST).square()
+    return out if divisor is None else out / divisor[0][divisor[1]].to(out.dtype).clamp(min=LEAST).square()
 
 
 def known_energies(square: Tensor, rows: Tensor, src: Tensor, coef: Tensor) -> Tensor:
