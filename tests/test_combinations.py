@@ -164,7 +164,9 @@ def unbiased(run: Run, exact: frozenset[int]) -> None:
         first, last = blocks[0], blocks[-1]
         values = Values(run.data.x[first.n_id], model.encoder)
         below = model.sums(0)(model.layers()[0], values, values.rows(first.num_dst), first)
-        above = model.sums(1)(model.layers()[1], Values(h[last.n_id]), h[last.n_id[: last.num_dst]], last)
+        above = model.sums(1)(
+            model.layers()[1], model.informed(1, Values(h[last.n_id])), h[last.n_id[: last.num_dst]], last
+        )
         for layer, out in ((0, below), (1, above)):  # along the true sum, where a wrong scale shows most
             found[layer].append(float(((out[:12] - true[layer]) * true[layer]).sum()))
     for layer, numbers in found.items():

@@ -106,8 +106,13 @@ def edges_of(graph: Graph) -> int | tuple[int, ...]:
     return graph.attr.widths[0] if graph.types is None else graph.attr.widths
 
 
-def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) -> tuple[models.GNN, Sampler]:
-    """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn."""
+def assemble(
+    data: NodeData, config: Config, seed: int, remembers: bool = True, waits: bool = False
+) -> tuple[models.GNN, Sampler]:
+    """The model and the sampler of a config, fitted to each other: its graph, its memory, what need not be drawn.
+
+    `waits`: the first snapshot may be made row by row, see `GNN.remember`.
+    """
     of_model = {"edges": edges_of(data.graph), **config.model_options}
     model = models.make(
         config.model, inputs_of(data, config.model), config.hidden, data.classes, layers=len(config.sizes),
@@ -123,7 +128,7 @@ def assemble(data: NodeData, config: Config, seed: int, remembers: bool = True) 
     dtype = torch.float16 if config.half else torch.float32
     without = {} if config.judged is None else {"passes": False}
     estimator = config.remembers or method.estimator
-    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, **without)
+    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, waits=waits, **without)
     return model, sampler
 
 
@@ -149,7 +154,7 @@ class Run:
         if config.judged is not None and self.team.size > 1:
             raise InputError(f"`judged` must be None with several processes, got {config.judged}")
         self.team.allow(config.estimator or METHODS[config.method].on(kind).estimator)
-        self.model, sampler = assemble(self.data, config, seed, self.team.remembers)
+        self.model, sampler = assemble(self.data, config, seed, self.team.remembers, waits=self.team.size == 1)
         self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}

@@ -156,9 +156,13 @@ class Sum(nn.Module):
         """From now on keep of every node what its h is made anew from, where that is possible."""
 
     @property
-    def again(self) -> KeptSums | None:
-        """How h of any node is made anew, where enough is kept of it."""
+    def again(self) -> Sum | None:
+        """How h of any node is made anew, where enough is kept of it: a sum over raw features `x`."""
         return None
+
+    def wait(self) -> bool:
+        """Make what is remembered of a node when it is first asked for, if that can be: no pass is needed then."""
+        return False
 
     def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
         """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
@@ -394,6 +398,10 @@ class ExactSum(OnGraph, Sum):
             self.register_buffer(name, t, persistent=False)
 
     @property
+    def again(self) -> Sum | None:
+        return None if self.seen is None else self
+
+    @property
     def left(self) -> int:
         """Rows that are not formed yet."""
         return 0 if self.seen is None else self.graph.num_rows + 1 - self.seen.many
@@ -545,7 +553,7 @@ class KeptSums(Sum):
 
     def __init__(self, first: ExactAttention):
         super().__init__()
-        self.first = first
+        self.first, self.x = first, first.x
 
     def forward(
         self,
@@ -602,6 +610,13 @@ class Formed(NamedTuple):
     total: Tensor
     coef: Tensor
     messages: Callable[[], Messages | TypedMessages]
+
+
+class Missing(NamedTuple):
+    """Of each node, whether a snapshot lacks its row, and whether it lacks the sum over its neighbours."""
+
+    rows: Tensor
+    sums: Tensor
 
 
 class Variate(OnGraph, Sum):
@@ -713,9 +728,12 @@ class ControlVariate(Variate):
     """
 
     sums_up = True
+    missing: Missing | None = None  # what a snapshot that waits has not been asked for yet
 
     def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
         nodes, h = self.rows(block), values.rows()
+        if self.missing is not None:
+            self.form(values, nodes, block.n_id)
         trust, coef = self.trust, block.weight * block.scale
         change, square = self.history.change(block.n_id, h, trust)
         if self.sums is None:
@@ -729,11 +747,53 @@ class ControlVariate(Variate):
     def known(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
         return conv.beside(rest, edge_sums(self.graph, self.rows(block)))
 
+    def wait(self) -> bool:
+        if self.sums is None or not ops.may_wait(self.history.value):
+            return False
+        self.missing = Missing(torch.ones(self.nodes, dtype=torch.bool), torch.ones(self.nodes, dtype=torch.bool))
+        return True
+
+    @torch.no_grad()
+    def form(self, values: Values, targets: Tensor, sources: Tensor) -> None:
+        """H of these sources and the sums of these targets, as far as they are missing, by today's weights.
+
+        A row is made once and stays until the next pass, so that sums and rows agree.
+        """
+        assert self.missing is not None and self.sums is not None and values.anew is not None
+        sums = self.missing.sums
+        new = targets[sums[targets]].unique()
+        sums[new] = False
+        edges = self.graph.edges
+        for some in new.split(1 << 10):
+            self.graph.soon(some)
+            place = ops.spans(edges.begin[some], edges.last[some] - edges.begin[some])[1]
+            self._form_rows(values.anew, edges.indices[place].long())
+            self.sums.push(some, self.history.sums(self.graph, some))
+        self._form_rows(values.anew, sources)
+
+    def _form_rows(self, anew: Callable[[Tensor], Tensor], nodes: Tensor) -> None:
+        assert self.missing is not None
+        rows = self.missing.rows
+        for some in nodes[rows[nodes]].unique().split(1 << 14):
+            self.history.push(some, anew(some))
+            rows[some] = False
+
     def take(self, h: Tensor, conv: Conv) -> None:
         super().take(h, conv)
+        self.missing = None
         if self.sums is not None:
             for nodes in torch.arange(len(self.sums.value), device=h.device).split(1 << 14):
                 self.sums.push(nodes, self.history.sums(self.graph, nodes))
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.missing = None
+        if "missing.rows" in state and not self.wait():
+            raise InputError("`device` must be the CPU to go on from a first epoch on a CPU, got another")
+        super().restore(state)
+
+    def _remembered(self) -> dict[str, Tensor]:
+        waits = {} if self.missing is None else {f"missing.{k}": t for k, t in self.missing._asdict().items()}
+        return {**super()._remembered(), **waits}
 
 
 def corrected(

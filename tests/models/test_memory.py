@@ -313,6 +313,56 @@ def test_attention_memory_writes_after_the_step():
     assert not torch.equal(memory.history.value, before)
 
 
+@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_a_snapshot_that_waits_is_made_as_nodes_are_met(name, arch):
+    """Fresh rows make any draw exact; rows stay when the weights move; their sums are those of the rows."""
+    torch.manual_seed(0)
+    model = models.make(name, 6, 8, 3, arch=arch).eval()
+    g = messy_graph().normalized(*model.graph)
+    sampler = NeighborSampler(g, [1, 1])
+    sampler.skip = model.remember("exact+snapshot", g, X, waits=True)
+    memory = model.memories["1"]
+    assert not memory.history.value.any() and bool(memory.missing.rows.all()), "no pass is made"
+    half, rest = torch.arange(30), torch.arange(30, 60)
+    assert torch.allclose(run(model, X, sampler.sample(half)), model.inference(g, X)[:30], atol=1e-5)
+    assert memory.missing is None, "a pass ends the waiting"
+
+    sampler.skip = model.remember("exact+snapshot", g, X, waits=True)
+    memory = model.memories["1"]
+    run(model, X, sampler.sample(half))
+    first, met = memory.history.value.clone(), ~memory.missing.rows
+    assert not memory.missing.sums[half].any() and bool(memory.missing.sums[rest].all()) and met[half].any()
+    with torch.no_grad():
+        model.convs[0].kernel().add_(0.5)
+    run(model, X, sampler.sample(torch.arange(60)))
+    assert torch.equal(memory.history.value[met], first[met])
+    assert torch.allclose(memory.sums.value.double(), full_sum(g, memory.history.value), atol=1e-5)
+
+
+def test_a_snapshot_that_waits_is_taken_up_again():
+    torch.manual_seed(0)
+    model, other = models.make("gcn", 6, 8, 3).eval(), models.make("gcn", 6, 8, 3).eval()
+    other.load_state_dict(model.state_dict())
+    g, blocks = normed(), NeighborSampler(normed(), [1, 1])
+    for m in (model, other):
+        blocks.skip = m.remember("exact+snapshot", g, X, waits=True)
+    run(model, X, blocks.sample([3, 4]))
+    other.memories["1"].restore(model.memories["1"].state())
+    assert torch.equal(other.memories["1"].missing.rows, model.memories["1"].missing.rows)
+    assert not other.memories["1"].missing.rows.all()
+    model.inference(g, X)
+    other.memories["1"].restore(model.memories["1"].state())
+    assert other.memories["1"].missing is None, "a state of after a pass waits for nothing"
+
+
+@pytest.mark.parametrize(("estimator", "layers"), [("snapshot", 2), ("exact+history", 2), ("exact+snapshot", 3)])
+def test_what_cannot_wait_makes_its_pass(estimator, layers):
+    model = models.make("gcn", 6, 8, 3, layers=layers)
+    model.remember(estimator, normed(), X, waits=True)
+    assert all(m.history.value.any() for m in model.memories.values() if m.draws)
+
+
 # --- h made anew from the sums below -------------------------------------------------------------------------------
 
 

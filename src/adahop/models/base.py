@@ -19,7 +19,7 @@ from adahop.models.whole import Filled, from_all, in_pieces
 from adahop.ops import ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, KeptSums, Sum, build, dial, sum_of_all, sum_with_variate
+from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build, dial, sum_of_all, sum_with_variate
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
@@ -130,9 +130,9 @@ class GNN(nn.Module):
             (values if values.mean is None else values.mean).anew = partial(self.anew, again)
         return values
 
-    def anew(self, again: KeptSums, nodes: Tensor) -> Tensor:
+    def anew(self, again: Sum, nodes: Tensor) -> Tensor:
         """h of any nodes after the first layer, undropped, from the sums that are kept of it; with gradients."""
-        values = Values(again.first.x[nodes], self.encoder)
+        values = Values(cast(Tensor, again.x)[nodes].float(), self.encoder)
         own = values.rows()
         with self.layers()[0].without_listeners():
             return self.step(0, values, own, self.carried(own), nothing(nodes), again)[0]
@@ -185,13 +185,16 @@ class GNN(nn.Module):
         noise: float | Sequence[float] = 0.0,
         storage: Storage = MEMORY,
         passes: bool = True,
+        waits: bool = False,
     ) -> frozenset[int]:
         """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn.
 
         `noise` in [0, 1], one for all layers or one each: how much of the sampling noise a control variate leaves in.
         Dropout is noise of its own in the sums of a memory, as large as over all neighbours. What is remembered, and
         what a pass over the graph makes per node, lies in `storage`. Unless `passes` over the whole graph are made,
-        histories begin empty; a snapshot then stays empty, and is of no use.
+        histories begin empty; a snapshot then stays empty, and is of no use. With `waits`, the first snapshot is made
+        row by row as nodes are met, where the layer below tells h of any node: by the weights of that moment, so that
+        several processes would not agree on it.
         """
         self.storage, self.passes = storage, passes
         if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
@@ -207,6 +210,8 @@ class GNN(nn.Module):
             self.memories.to(graph.device)
         if passes and any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
+            if waits and last == 1 and self.sums(0).again is not None and self.sums(1).wait():
+                return self.known
             self.inference(graph, x, renew="all", until=last)
         return self.known
 
