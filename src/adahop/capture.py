@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adahop.block import Block, Seeds
 from adahop.features import Features
-from adahop.samplers.loop import sample
+from adahop.samplers.loop import Padded, sample
 from adahop.step import Steps, train_step
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class DeviceSteps(Steps):
     def __init__(self, run: Run, capture: bool):
         super().__init__(run)
         self.capture, self.nodes = capture, run.loader.nodes
-        self.recorded: dict[int, CapturedStep] = {}
-        self.done: dict[int, int] = {}
+        self.recorded: dict[tuple[Padded | None, int], CapturedStep] = {}  # by the shape of blocks, and the seeds
+        self.done: dict[tuple[Padded | None, int], int] = {}
         self.stream = torch.cuda.Stream() if capture else None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Targets]]:
@@ -83,14 +83,14 @@ class DeviceSteps(Steps):
         """One step: captured where its size was met often enough, else as it is."""
         if not self.capture:
             return self.step(seeds)
-        size = seeds.numel()
-        if size not in self.recorded:
-            if self.done.get(size, 0) < (1 if self.recorded else WARM):
-                self.done[size] = self.done.get(size, 0) + 1
+        kind = self.run.padded, seeds.numel()
+        if kind not in self.recorded:
+            if self.done.get(kind, 0) < (1 if self.recorded else WARM):
+                self.done[kind] = self.done.get(kind, 0) + 1
                 return self.aside(seeds)
-            if not self.record(size):
+            if not self.record(kind):
                 return self.step(seeds)
-        held = self.recorded[size]
+        held = self.recorded[kind]
         held.seeds.copy_(seeds)
         held.graph.replay()
         return held.loss
@@ -117,9 +117,9 @@ class DeviceSteps(Steps):
         torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
-    def record(self, size: int) -> bool:
-        """Capture a step of this size; what prevents it is warned of once, and steps then run eagerly."""
-        seeds = torch.zeros(size, dtype=torch.long, device=self.nodes.device)
+    def record(self, kind: tuple[Padded | None, int]) -> bool:
+        """Capture a step of this kind; what prevents it is warned of once, and steps then run eagerly."""
+        seeds = torch.zeros(kind[1], dtype=torch.long, device=self.nodes.device)
         graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
         try:
             torch.cuda.synchronize()
@@ -132,7 +132,7 @@ class DeviceSteps(Steps):
             self.run.optimizer.zero_grad(set_to_none=True)
             _restore(chance)
             return False
-        self.recorded[size] = CapturedStep(graph, seeds, loss)
+        self.recorded[kind] = CapturedStep(graph, seeds, loss)
         return True
 
 

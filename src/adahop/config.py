@@ -50,7 +50,7 @@ class Config:
     prefetch: int = 0
     estimator: str | None = None  # None: the method's own
     noise: float | tuple[float, ...] | str = "auto"  # of a control variate: in [0, 1], one for all layers or one each;
-    # "auto": chosen on validation during the run (see `adahop.race`), ignored where there is no control variate
+    # "auto": 0, or uniform draws, by validation during the run (see `adahop.race`); ignored without control variates
     judged: int | None = None  # nodes of each split that are evaluated, with all their neighbours; memories then begin
     # empty, and no pass over the whole graph is made. None: all nodes, by a pass
     average: float = 0.0  # evaluate a running average of the weights that keeps this share a step

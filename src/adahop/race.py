@@ -1,13 +1,16 @@
-"""Race: `noise="auto"`. How much sampling noise a control variate leaves in is chosen on validation, during the run.
+"""Race: `noise="auto"`. Whether sampling noise is taken away or left in is chosen on validation, during the run.
 
-    2 epochs shared | every arm, from the same state with the same random streams | the two best | the winner goes on
+    2 epochs shared | as the method draws, noise 0 | the same epochs by uniform draws | the better one goes on
 
-Counted in epochs and evaluations, never in seconds: the choice is the same on any machine, and a run that was stopped
-chooses as if it had not been. The arms were fixed before anything was measured with them.
+Where noise hurts, uniform draws of a few neighbours fall behind by far and at once; where it regularises they are ahead
+by a little, and later. So both run for as long as the cost allows, and the better one is taken however small its lead:
+a wrong choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice is the same
+on any machine, and a run that was stopped chooses as if it had not been.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,168 +23,133 @@ from adahop.storage import Storage, storage_in
 if TYPE_CHECKING:
     from adahop.run import Run
 
-ARMS = (0.0, 0.5, 1.0)  # the first is kept unless another is clearly ahead
+UNIFORM = "uniform"  # instead of a level of the dial: every layer is drawn, evenly, and nothing is remembered
+DRAWS = 2  # neighbours of a node that are then drawn per layer
+ARMS = (0.0, UNIFORM)
 SHARED = 2  # epochs before the arms part
-MOST = (4, 6)  # epochs of each arm in the first round, and in the second
 LEAST = 10  # epochs of a run that has a race
+BEST = 3  # epochs of an arm whose mean score counts: the very best is more often luck
 GROUPS = 20  # of validation nodes, each left out once: how the error of a difference is found
 
 
-def rounds(epochs: int, patience: int = 0) -> tuple[int, int]:
-    """Epochs of each arm in the first and in the second round; (0, 0): none.
+def length(epochs: int, patience: int = 0) -> int:
+    """Epochs of each arm; 0: there is no race.
 
-    All arms together then cost at most 1.35 times what the run alone would, were it to end as early as `patience` lets
-    it: 2 further arms of the first round and 1 of the second.
+    The second arm's come on top of the run's own: 1.35 times what it alone would cost, were it to end as early as
+    `patience` lets it.
 
-    >>> rounds(40), rounds(30), rounds(9), rounds(40, patience=10)
-    ((4, 6), (3, 4), (0, 0), (1, 1))
+    >>> length(40), length(30), length(9), length(40, patience=10)
+    (14, 10, 0, 3)
     """
     surely = min(epochs, patience + 1) if patience else epochs
-    if surely < LEAST:
-        return 0, 0
-    return min(surely // 10, MOST[0]), min(3 * surely // 20, MOST[1])
+    return 7 * surely // 20 if surely >= LEAST else 0
 
 
 @dataclass
 class Arm:
-    """One setting of the dial: its best validation score so far, that score without each group, and where it stands."""
+    """One way to draw: its validation scores, the best one without each group of nodes, and where it stands."""
 
-    noise: float
-    val: float = -1.0
-    epochs: int = 0
+    noise: float | str
+    scores: list[float] = field(default_factory=list)
     groups: list[float] = field(default_factory=list)
-    state: dict[str, Any] | None = None  # of the run, where the arm's last round ended
+    state: dict[str, Any] | None = None  # of the run, where the arm ended
 
-    def ahead_of(self, other: Arm) -> tuple[float, float]:
-        """By how much, and the standard error of that over validation nodes, both arms judged on the same."""
+    @property
+    def val(self) -> float:
+        """What it is judged by: the mean of its best epochs."""
+        return statistics.fmean(sorted(self.scores)[-BEST:])
+
+    def ahead_of(self, other: Arm) -> float:
+        return self.val - other.val
+
+    def error(self, other: Arm) -> float:
+        """The standard error of a difference to another over validation nodes, both at their best on the same."""
         d = torch.tensor(self.groups, dtype=torch.float64) - torch.tensor(other.groups, dtype=torch.float64)
-        return self.val - other.val, float(((len(d) - 1) * d.var(correction=0)).sqrt())
+        return float(((len(d) - 1) * d.var(correction=0)).sqrt())
 
     def beats(self, other: Arm) -> bool:
-        gap, error = self.ahead_of(other)
-        return gap > error
+        """Whether it is ahead by more than the error."""
+        return self.ahead_of(other) > self.error(other)
 
-    def row(self, base: Arm) -> dict[str, float]:
+    def row(self, base: Arm) -> dict[str, Any]:
         """Where it stands, and how far ahead of another."""
-        gap, error = self.ahead_of(base)
-        return {"noise": self.noise, "epochs": self.epochs, "val": self.val, "ahead": gap, "error": error}
+        told = {"noise": self.noise, "epochs": len(self.scores), "val": self.val}
+        return {**told, "ahead": self.ahead_of(base), "error": self.error(base)}
 
 
 class Race:
-    """The running arm, and what the others have reached. `judged` is called after every epoch and moves the run on."""
+    """The running arm, and what the other has reached. `judged` is called after every epoch and moves the run on."""
 
-    def __init__(self, first: int, second: int):
-        self.ends = (SHARED, SHARED + first, SHARED + first + second)  # the epoch at which each stage ends
-        self.stage = 0  # 0 shared, 1 and 2 the rounds, 3 over
+    def __init__(self, epochs: int):
+        self.ends = (SHARED, SHARED + epochs)  # the epochs at which the arms part, and at which each ends
         self.arms = [Arm(noise) for noise in ARMS]
-        self.running: list[int] = []  # the arms of this round
-        self.turn = 0
-        self.fork: Arm | None = None  # where the arms part
-        self.groups: list[float] = []  # of the best epoch in the line of epochs that runs now
+        self.turn = -1  # which arm runs; -1: both do
+        self.over = False
+        self.fork: dict[str, Any] | None = None  # the run's state where the arms part
         self.evaluations = 0
-        self.table: list[dict[str, float]] = []
+        self.table: list[dict[str, Any]] = []
         self.why = ""
 
     @property
-    def over(self) -> bool:
-        return self.stage > 2
+    def noise(self) -> float | str:
+        return self.arms[max(self.turn, 0)].noise
 
-    @property
-    def noise(self) -> float:
-        return self.arms[self.running[self.turn]].noise if self.running else ARMS[0]
-
-    def judged(self, run: Run, groups: Callable[[], list[float]]) -> None:
+    def judged(self, run: Run, val: float, groups: Callable[[], list[float]]) -> None:
         """An epoch was closed; `groups` gives the validation score of its model without each group of nodes."""
         self.evaluations += 1
         if self.over:
             return
-        if run.result.best_epoch == run.result.epochs:
-            self.groups = groups()
-        if run.result.epochs < self.ends[self.stage]:
+        if self.turn < 0:
+            if run.result.epochs == self.ends[0]:
+                self.fork, self.turn = kept(run), 0
             return
-        if self.stage == 0:
-            self.fork = Arm(ARMS[0], state=kept(run), groups=self.groups)
-            self._enter(run, list(range(len(self.arms))))
-        else:
+        arm = self.arms[self.turn]
+        arm.scores.append(val)
+        if val >= max(arm.scores):
+            arm.groups = groups()
+        if run.result.epochs == self.ends[1]:
             self._ended(run)
 
     def _ended(self, run: Run) -> None:
-        """An arm has run its round."""
-        arm, last = self.arms[self.running[self.turn]], self.turn == len(self.running) - 1
-        arm.val, arm.epochs, arm.groups = run.result.val, run.result.epochs, self.groups
-        arm.state = None if last and self.stage == 2 else kept(run)
-        if not last:
-            self.turn += 1
-            self._go_on(run)
+        """An arm has run its epochs."""
+        first, second = self.arms
+        if self.turn == 0:
+            first.state, state, self.fork = kept(run), self.fork, None
+            assert state is not None
+            self.turn = 1
+            self._go_on(run, state)
             return
-        base = self.arms[self.running[0]]
-        self.table += [{"round": self.stage, **self.arms[i].row(base)} for i in self.running]
-        if self.stage == 1:
-            self.fork = None
-            self._enter(run, self._best_two())
-        else:
-            self._choose(run)
-
-    def _enter(self, run: Run, arms: list[int]) -> None:
-        self.stage, self.running, self.turn = self.stage + 1, arms, 0
-        for i in set(range(len(self.arms))) - set(arms):
-            self.arms[i].state = None
-        self._go_on(run)
-
-    def _go_on(self, run: Run) -> None:
-        """The run takes up the arm whose turn it is, where it stands."""
-        arm = self.arms[self.running[self.turn]]
-        at = self.fork if self.stage == 1 else arm
-        assert at is not None and at.state is not None
-        run.take_up(at.state)
-        run.team.reseed(run)
-        run.model.set_noise(arm.noise)
-        self.groups, arm.state = at.groups, None
-
-    def _best_two(self) -> list[int]:
-        """The first and the best of the others; without the first where all others are clearly ahead of it."""
-        first, *others = range(len(self.arms))
-        others.sort(key=lambda i: -self.arms[i].val)
-        if all(self.arms[i].beats(self.arms[first]) for i in others):
-            return sorted(others[:2])
-        return [first, others[0]]
-
-    def _choose(self, run: Run) -> None:
-        one, other = (self.arms[i] for i in self.running)
-        clear = other.beats(one) if one.noise == ARMS[0] else other.val > one.val
-        chosen = self.running[int(clear)]
-        self.why = _sentence(one, other, clear)
-        if not clear:
+        self.table = [arm.row(first) for arm in self.arms]
+        ahead, self.over = second.ahead_of(first), True
+        self.why = _sentence(ahead, second.error(first))
+        if ahead <= 0:
+            assert first.state is not None
             self.turn = 0
-            self._go_on(run)
-        self.stage, self.running, self.turn = 3, [chosen], 0
-        for arm in self.arms:
-            arm.state = None
+            self._go_on(run, first.state)
+        first.state = None
+
+    def _go_on(self, run: Run, state: dict[str, Any]) -> None:
+        """The run takes up the arm whose turn it is, from a state."""
+        run.take_up(state)
+        run.team.reseed(run)
+        run.turn(self.noise)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "arms": [dict(vars(a)) for a in self.arms], "fork": self.fork and dict(vars(self.fork))}
+        return {**vars(self), "arms": [dict(vars(a)) for a in self.arms]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
         self.arms = [Arm(**a) for a in state["arms"]]
-        self.fork = Arm(**state["fork"]) if state["fork"] else None
 
 
-def _sentence(one: Arm, other: Arm, clear: bool) -> str:
-    """The choice between the last two, the less noisy one first, and why."""
-    gap, error = other.ahead_of(one)
-    if clear and one.noise == ARMS[0]:
-        return f"noise {other.noise:g}: sampling regularises here, by {gap:+.4f} ± {error:.4f} on validation"
-    if one.noise != ARMS[0]:
-        return f"noise {(other if clear else one).noise:g}: sampling regularises here, noise {ARMS[0]:g} fell behind"
-    if gap > 0:
-        return (
-            f"noise {one.noise:g}: {other.noise:g} is ahead on validation by {gap:.4f}, within its error of {error:.4f}"
-        )
-    return f"noise {one.noise:g}: ahead of {other.noise:g} on validation by {-gap:.4f} ± {error:.4f}"
+def _sentence(ahead: float, error: float) -> str:
+    """The choice and why: by how much uniform draws are ahead on validation."""
+    if ahead > 0:
+        return f"noise uniform: sampling regularises here, by {ahead:+.4f} ± {error:.4f} on validation"
+    return f"noise 0: uniform draws of {DRAWS} are behind on validation by {-ahead:.4f} ± {error:.4f}"
 
 
 def kept(run: Run) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from adahop.graph import Graph
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
-from adahop.race import Race, rounds
-from adahop.samplers import Sampler
+from adahop.race import DRAWS, UNIFORM, Race, length
+from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.loop import Padded
 from adahop.seams import NodeData
 from adahop.step import Steps, step_rows
@@ -42,8 +42,8 @@ class Result:
     epochs: int
     steps: int
     seconds: float
-    history: list[dict[str, float]] = field(default_factory=list, repr=False)
-    noise: float | list[float] | None = None  # where the dial stood in the end; None: there was none
+    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    noise: float | list[float] | str | None = None  # where the dial stood in the end, or "uniform"; None: no dial
     race: dict[str, Any] | None = field(default=None, repr=False)  # how noise="auto" chose: why, arms, evaluations
     model: models.GNN | None = field(default=None, repr=False)
     sampler: Sampler | None = field(default=None, repr=False)
@@ -52,6 +52,13 @@ class Result:
         """What is written and printed: `noise` where there is a dial, `race` where it was chosen."""
         kept = {k: getattr(self, k) for k in ("seed", "test", "val", "best_epoch", "epochs", "steps", "seconds")}
         return {**kept, **{k: v for k, v in (("noise", self.noise), ("race", self.race)) if v is not None}}
+
+
+class Drawing(NamedTuple):
+    """A sampler, and the fixed shape of its blocks on a GPU."""
+
+    sampler: Sampler
+    padded: Padded | None
 
 
 class Average:
@@ -173,6 +180,8 @@ class Run:
         self.average = Average(self.model, config.average)
         self.race = self._race()
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
+        self.own = Drawing(self.sampler, self.padded)
+        self.uniform = self._uniform() if self.race is not None else None  # in the race's second arm
         self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
@@ -181,9 +190,28 @@ class Run:
 
     def _race(self) -> Race | None:
         """The race of noise="auto", where there is a dial and time for it."""
-        first, second = rounds(self.config.epochs, self.config.patience)
-        wanted = self.config.noise == "auto" and first and self.model.noise() is not None
-        return Race(first, second) if wanted else None
+        epochs = length(self.config.epochs, self.config.patience)
+        wanted = self.config.noise == "auto" and epochs and self.model.noise() is not None
+        return Race(epochs) if wanted else None
+
+    def _uniform(self) -> Drawing:
+        """Uniform draws of a few neighbours in every layer; step and epoch are those of the method's own sampler."""
+        own = self.own.sampler
+        even = NeighborSampler(own.graph, [DRAWS] * len(self.config.sizes), seed=own.seed).to(self.config.device)
+        even.step, even.epochs = own.step, own.epochs
+        return Drawing(even, None if self.padded is None else Padded.of(even, bare=True))
+
+    def turn(self, noise: float | str) -> None:
+        """From the next epoch on: draw as the method does, the dial at `noise`; or "uniform", with plain sums."""
+        even = noise == UNIFORM
+        drawing = self.uniform if even else self.own
+        assert drawing is not None
+        self.sampler, self.padded = drawing
+        self.loader.sampler = self.sampler
+        self.model.remembers = not even
+        self.team.deal(self)
+        if not isinstance(noise, str):
+            self.model.set_noise(noise)
 
     def over(self) -> bool:
         """Whether nothing is left to do."""
@@ -211,7 +239,7 @@ class Run:
         if self.features is not None and self.sampler.listens and self.model.memory(0) is None:
             self.features.renew(self.model.first_norms)
 
-    def closed(self, scores: dict[str, float]) -> dict[str, float]:
+    def closed(self, scores: dict[str, float]) -> dict[str, Any]:
         """An epoch is over and was judged: its row of the history. The best on validation is kept."""
         r = self.result
         r.epochs += 1
@@ -246,7 +274,7 @@ class Run:
         r = self.result
         return {
             "loader": loader,
-            "sampler": dict(self.sampler.state_dict()),
+            "sampler": dict(self.own.sampler.state_dict()),
             "model": dict(self.model.state_dict()),
             "memory": {name: cast(Sum, m).state() for name, m in self.model.memories.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -264,11 +292,12 @@ class Run:
         self.take_up(state)
         if self.race is not None:
             self.race.load_state_dict(state["race"])
+            self.turn(self.race.noise)
         self.trained, self.start = state["trained"], time.perf_counter() - state["seconds"]
 
     def take_up(self, state: dict[str, Any]) -> None:
         """Go on from a line's state; what a captured step reads and writes stays where it is."""
-        self.sampler.load_state_dict(state["sampler"])
+        self.own.sampler.load_state_dict(state["sampler"])
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
         for name, kept in state["memory"].items():
@@ -294,9 +323,10 @@ class Run:
     def finished(self) -> Result:
         """The result, its model as it was at its best."""
         self.result.seconds = time.perf_counter() - self.start
-        self.result.noise = self.model.noise()
+        self.result.noise, self.result.sampler = self.model.noise(), self.sampler
         if self.race is not None:
             r = self.race
+            self.result.noise = r.noise
             self.result.race = {"why": r.why, "arms": r.table, "evaluations": r.evaluations}
         if self.best is not None:
             self.model.load_state_dict(self.best)

@@ -77,7 +77,7 @@ def fit(
     config: Config | None = None,
     *,
     seed: int = 0,
-    on_epoch: Callable[[dict[str, float]], None] | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
     probe: Callable[[int, models.GNN, Sampler], None] | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
@@ -86,10 +86,11 @@ def fit(
     """Train on the data's training nodes and keep what was best on validation.
 
     Options are the fields of `Config`, and override those of `config`. With noise="auto", the default, a run of ten
-    epochs or more also chooses how much sampling noise a control variate leaves in (see `adahop.race`): rows of epochs
-    say which `noise` they had, and `Result.race` why it was chosen. The seed resets the model, its dropout and the
-    sampler: a run is the same alone or after others, and torch's own random state is left as it was. `probe` sees the
-    step, the model and the sampler after every step, and must leave them as they are (see `diagnostics.Probe`).
+    epochs or more also chooses whether control variates take sampling noise away or uniform draws leave it in (see
+    `adahop.race`): rows of epochs say which `noise` they had, and `Result.race` why it was chosen. The seed resets the
+    model, its dropout and the sampler: a run is the same alone or after others, and torch's own random state is left as
+    it was. `probe` sees the step, the model and the sampler after every step, and must leave them as they are (see
+    `diagnostics.Probe`).
     `checkpoint` is a folder, or `Checkpoints` with more options: the run's state is written there as it goes; where one
     is found, the run goes on from it and ends as if it had never stopped.
 
@@ -170,7 +171,7 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
                 judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team, run.config.judged)
                 row = run.closed(judged.scores())
             if run.race is not None:
-                run.race.judged(run, judged.without_groups)
+                run.race.judged(run, row["val"], judged.without_groups)
             run.renew()
             on_epoch(row)
             if kept is not None:

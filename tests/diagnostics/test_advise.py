@@ -51,7 +51,7 @@ def test_several_labels_overlap():
 
 def test_it_recommends_one_of_its_candidates(monkeypatch):
     monkeypatch.setattr(advice, "ENOUGH", 10**6)  # however fast the machine is, the race was short
-    monkeypatch.setattr(advice, "CANDIDATES", advice.CANDIDATES[1::4])  # one of each method: this is about the form
+    monkeypatch.setattr(advice, "CANDIDATES", advice.CANDIDATES[::5])  # one of each method: this is about the form
     said = []
     data = adahop.load("planted:300,3000,4,2")
     found = json.loads(json.dumps(advice.advise(data, Config(hidden=8, lr=0.02), 0.002, say=said.append)))
@@ -67,32 +67,21 @@ def test_it_recommends_one_of_its_candidates(monkeypatch):
     assert flags["--method"] == chosen["method"] and "--batch-size" not in flags
 
 
-def test_the_dial_is_left_open_where_it_was_not_tried_or_did_not_matter():
-    dialled, plain = Config(), Config(method="graphsage")
-    none, all_ = candidate(dialled, "adahop", 2, 0.0, 0.80), candidate(dialled, "adahop", 2, 1.0, 0.70)
-    level, alone = candidate(dialled, "adahop", 2, 1.0, 0.801), candidate(dialled, "adahop", 5, 0.0, 0.7)
-    assert advice._settings(none, [all_, alone], dialled)["noise"] == 0.0
-    assert advice._settings(level, [none, alone], dialled)["noise"] == "auto", "ahead by less than the error"
-    assert advice._settings(alone, [none, all_], dialled)["noise"] == "auto"
-    uniform = candidate(plain, "graphsage", 5, 0.0, 0.9)
-    assert advice._settings(uniform, [none, alone], dialled)["noise"] is None
-
-
 def test_it_says_how_sure_it_is():
     config = Config()
-    first, level = candidate(config, "adahop", 2, 0.0, 0.80), candidate(config, "adahop", 5, 0.0, 0.799)
-    behind, unjudged = candidate(config, "adahop", 10, 0.0, 0.6), candidate(config, "adahop", 2, 1.0, 0.6)
+    first, level = candidate(config, "adahop", 2, 0.80), candidate(config, "adahop", 5, 0.799)
+    behind, unjudged = candidate(config, "adahop", 10, 0.6), candidate(config, "graphsage", 2, 0.6)
     assert advice._sure(first, [behind]) == {"sure": True, "as_good": []}
-    assert advice._sure(first, [level, behind]) == {"sure": False, "as_good": ["adahop, k = 5, noise 0"]}
+    assert advice._sure(first, [level, behind]) == {"sure": False, "as_good": ["adahop, k = 5"]}
     unjudged.best.groups = []
-    assert advice._sure(first, [unjudged])["as_good"] == ["adahop, k = 2, noise 1"]
+    assert advice._sure(first, [unjudged])["as_good"] == ["graphsage, k = 2"]
     first.run.result.epochs = 3
     assert advice._sure(first, [behind]) == {"sure": False, "as_good": []}
 
 
-def candidate(config, method, k, noise, val):
+def candidate(config, method, k, val):
     """One that was judged; the scores without each group of nodes differ by about .01 from one to the next."""
-    gen = torch.Generator().manual_seed(k + int(10 * noise))
+    gen = torch.Generator().manual_seed(k)
     groups = (val + 0.01 * torch.randn(20, generator=gen)).tolist()
     run = SimpleNamespace(config=config, result=SimpleNamespace(val=val, epochs=20))
-    return advice.Candidate(method, k, noise, run, best=Arm(noise, val, 20, groups))
+    return advice.Candidate(method, k, run, best=Arm(0.0, [val], groups))

@@ -36,8 +36,6 @@ def command(dataset: str, chosen: dict[str, Any], config: Config) -> str:
     usual = Config()
     words = ["adahop", "train", "--dataset", dataset, "--method", chosen["method"]]
     words += ["--sizes", ",".join(map(str, chosen["sizes"]))]
-    if chosen["noise"] is not None:
-        words += ["--noise", str(chosen["noise"])]
     for name in ("model", "arch", "hidden", "lr", "dropout", "batch_size", "device"):
         if getattr(config, name) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
@@ -55,12 +53,11 @@ def show(console: Console, found: dict[str, Any]) -> None:
     )
     room = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
     console.print(f"learned odds can take away of uniform draws' variance at most: {room}")
-    table = Table("method", "k", "noise", "ms a step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
+    table = Table("method", "k", "ms a step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
     for row in found["candidates"]:
         table.add_row(
-            row["method"], str(row["k"]), "–" if row["noise"] is None else f"{row['noise']:g}", f"{row['step_ms']:.1f}",
-            f"{row['memory_mb']:.1f}", f"{row['variance']:.2g}", f"{row['val']:.4f}", str(row["epochs"]),
-            str(row["rounds"]),
+            row["method"], str(row["k"]), f"{row['step_ms']:.1f}", f"{row['memory_mb']:.1f}", f"{row['variance']:.2g}",
+            f"{row['val']:.4f}", str(row["epochs"]), str(row["rounds"]),
         )  # fmt: skip
     console.print(table)
     console.print(f"[bold]{escape(found['recommended']['command'])}[/]", soft_wrap=True)

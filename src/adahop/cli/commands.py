@@ -53,8 +53,8 @@ def train(
     noise: Annotated[
         str,
         option(
-            "Sampling noise that a control variate leaves in, 0 to 1, one number or one per layer; auto: chosen on "
-            "validation during the run."
+            "Sampling noise that a control variate leaves in, 0 to 1, one number or one per layer; auto: 0, or uniform "
+            "draws of two neighbours, by validation during the run."
         ),
     ] = "auto",
     judged: Annotated[

@@ -149,12 +149,12 @@ def run_one(
     steps = -(-training(data) // config.batch_size) * config.epochs
     task = progress.add_task(f"seed {seed}", total=steps)
 
-    def note(row: dict[str, float]) -> None:
+    def note(row: dict[str, Any]) -> None:
         progress.update(task, description=f"seed {seed} · epoch {row['epoch']} · val {row['val']:.4f}")
         if records:
             records.row("metrics.jsonl", {"seed": seed, **row})
         if progress.disable:
-            level = f" noise {row['noise']:g}" if "noise" in row else ""
+            level = f" noise {row['noise']}" if "noise" in row else ""
             said = f"seed {seed} epoch {row['epoch']}{level} loss {row['loss']:.4f} val {row['val']:.4f}"
             print(said, file=sys.stderr)
 

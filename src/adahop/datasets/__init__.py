@@ -11,6 +11,7 @@ from adahop.datasets.files import READERS, is_folder, open_folder, read
 from adahop.datasets.made import digits, synthetic
 from adahop.datasets.planted import planted
 from adahop.datasets.public import SOURCES, TYPED
+from adahop.datasets.texts import texts
 from adahop.datasets.typed import TypedDataset, prepare_typed
 
 __all__ = ["DATASETS", "FEATURES", "FORMS", "Dataset", "TypedDataset", "load"]
@@ -33,6 +34,8 @@ FORMS = {
     "synthetic:N,E,F,C": "N nodes, about E directed edges, F features, C planted classes; a fifth number is the seed",
     "planted:N,E,F,C": "the same, but hard: labels show in the counts of neighbours' types; then signal=, fade=, own=, "
     "shift=, strength=, train=, wrong=, seed=; the best possible score is known",
+    "texts:N,E,F,C": "N texts of F words, E links, C labels: sampling noise regularises here; then topics=, signal=, "
+    "words=, told=, train=, seed=; the best possible score is bounded",
     "PATH.npz": "arrays indptr, indices, x, y, train_idx, val_idx, test_idx",
     "PATH.npz:SPLIT": "a typed graph: arrays edge__SRC__REL__DST, x__TYPE, y__TYPE, train_SPLIT, ...; counts in meta",
     "FOLDER": "written by `adahop convert --mmap`: mapped, for graphs beyond memory",
@@ -41,7 +44,7 @@ FORMS = {
 
 
 def load(name_or_path: str | Path, root: str | Path | None = None, features: str = "auto") -> Dataset | TypedDataset:
-    """A data set by name (see `DATASETS`), path, `synthetic:N,E,F,C` or `planted:N,E,F,C`.
+    """A data set by name (see `DATASETS`), path, `synthetic:N,E,F,C`, `planted:N,E,F,C` or `texts:N,E,F,C`.
 
     Downloads go to `root`, by default the environment's ADAHOP_DATA or ~/.cache/adahop. `features` is what happens
     to x: "row" divides each row by its absolute sum; "standard" gives each column mean 0 and deviation 1 on the
@@ -70,6 +73,8 @@ def _find(name: str, root: str | Path | None) -> tuple[Dataset | TypedDataset, s
         return synthetic(name), "raw"
     if name.startswith("planted:"):
         return planted(name), "raw"
+    if name.startswith("texts:"):
+        return texts(name), "row"
     path, parted, split = name.rpartition(".npz:")
     if parted:
         return read(Path(f"{path}.npz").expanduser(), split)

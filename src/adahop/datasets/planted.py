@@ -8,6 +8,7 @@ little, many neighbours must be averaged and sampling noise hurts.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from adahop.datasets.made import _indptr, _split
 from adahop.graph import Graph
 
 CHUNK = 1 << 22  # edges drawn at once
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -134,24 +136,35 @@ def _best(
 
 
 def _parse(spec: str) -> tuple[int, int, int, int, Planting]:
-    words = spec.partition(":")[2].split(",")
-    known = {f.name: f.type for f in fields(Planting)}
-    try:
-        n, m, f, c = (int(word) for word in words[:4])
-        given = dict(word.split("=") for word in words[4:])
-        options = {k: (int if known[k] == "int" else float)(v) for k, v in given.items()}
-        plan = Planting(**options)  # type: ignore[arg-type]
-    except (ValueError, KeyError):
-        names = ", ".join(known)
-        raise InputError(f"`dataset` must be planted:N,E,F,C, then name=value of {names}, got '{spec}'") from None
-    if not (2 <= c <= n < 2**31 and f >= 1 and 1 <= m <= n * (n - 1)):
-        rule = "2 <= C <= N < 2^31, 1 <= F and 1 <= E <= N (N - 1)"
-        raise InputError(f"`dataset` planted:N,E,F,C must have {rule}, got '{spec}'")
+    (n, m, f, c), plan = options_of(spec, Planting)
     allowed = {
         "signal": (0, 0.95), "fade": (0, 2), "own": (0, 1), "shift": (0, c - 1), "strength": (0, 100),
         "train": (0.001, 0.85), "wrong": (0, 1), "seed": (0, 2**63),
     }  # fmt: skip
+    check_range(spec, plan, allowed)
+    return n, m, f, c, plan
+
+
+def options_of(spec: str, kind: type[Options]) -> tuple[tuple[int, int, int, int], Options]:
+    """The numbers of KIND:N,E,F,C and the options after them."""
+    what, _, said = spec.partition(":")
+    words = said.split(",")
+    known = {f.name: f.type for f in fields(kind)}  # type: ignore[arg-type]
+    try:
+        n, m, f, c = (int(word) for word in words[:4])
+        given = dict(word.split("=") for word in words[4:])
+        plan = kind(**{k: (int if known[k] == "int" else float)(v) for k, v in given.items()})
+    except (ValueError, KeyError):
+        names = ", ".join(known)
+        raise InputError(f"`dataset` must be {what}:N,E,F,C, then name=value of {names}, got '{spec}'") from None
+    if not (2 <= c <= n < 2**31 and f >= 1 and 1 <= m <= n * (n - 1)):
+        rule = "2 <= C <= N < 2^31, 1 <= F and 1 <= E <= N (N - 1)"
+        raise InputError(f"`dataset` {what}:N,E,F,C must have {rule}, got '{spec}'")
+    return (n, m, f, c), plan
+
+
+def check_range(spec: str, plan: object, allowed: dict[str, tuple[float, float]]) -> None:
     for name, (low, high) in allowed.items():
         if not low <= getattr(plan, name) <= high:
-            raise InputError(f"`{name}` of planted: must be in [{low}, {high}], got {getattr(plan, name)}")
-    return n, m, f, c, plan
+            what = spec.partition(":")[0]
+            raise InputError(f"`{name}` of {what}: must be in [{low}, {high}], got {getattr(plan, name)}")

@@ -26,23 +26,23 @@ from adahop.models import GNN
 from adahop.race import Arm
 from adahop.run import Run, inputs_of
 from adahop.seams import NodeData
-from adahop.sum import controlled, full_sums
+from adahop.sum import full_sums
 from adahop.train import Judged
 
-CANDIDATES = (  # method, k, noise
-    ("adahop", 2, 0.0),
-    ("adahop", 2, 1.0),
-    ("adahop", 5, 0.0),
-    ("adahop", 10, 0.0),
-    ("graphsage", 5, 0.0),
-    ("graphsage", 10, 0.0),
+CANDIDATES = (  # method, k; control variates at noise 0
+    ("adahop", 2),
+    ("adahop", 5),
+    ("adahop", 10),
+    ("graphsage", 2),
+    ("graphsage", 5),
+    ("graphsage", 10),
 )
 LEFT = (3, 2)  # candidates in the second and in the third round
 FEW = 5  # steps that are timed
 ENOUGH = 10  # epochs of the winner, below which the race is reported as short
 NOT_TRIED = (
     "other learning rates, widths, depths and dropout",
-    "the methods `adahop list` names besides " + " and ".join(dict.fromkeys(m for m, _, _ in CANDIDATES)),
+    "the methods `adahop list` names besides " + " and ".join(dict.fromkeys(m for m, _ in CANDIDATES)),
     "training on all neighbours at once",
     "more than one seed",
 )
@@ -152,11 +152,10 @@ def in_words(learning: list[float] | list[dict[str, float]]) -> list[str]:
 
 @dataclass
 class Candidate:
-    """A method with k and noise: its run, and what was measured of it."""
+    """A method with k: its run, and what was measured of it."""
 
     method: str
     k: int
-    noise: float
     run: Run
     step_ms: float = 0.0
     memory_mb: float = 0.0
@@ -167,9 +166,9 @@ class Candidate:
 
     def row(self) -> dict[str, Any]:
         return {
-            "method": self.method, "k": self.k, "noise": self.noise if _dialled(self.run.config) else None,
-            "step_ms": self.step_ms, "memory_mb": self.memory_mb, "variance": self.relative, "val": self.run.result.val,
-            "epochs": self.run.result.epochs, "seconds": self.seconds, "rounds": self.rounds,
+            "method": self.method, "k": self.k, "step_ms": self.step_ms, "memory_mb": self.memory_mb,
+            "variance": self.relative, "val": self.run.result.val, "epochs": self.run.result.epochs,
+            "seconds": self.seconds, "rounds": self.rounds,
         }  # fmt: skip
 
     def measure(self) -> None:
@@ -207,16 +206,12 @@ class Candidate:
                 judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
                 run.closed(judged.scores())
             if run.result.best_epoch == run.result.epochs:
-                self.best = Arm(self.noise, run.result.val, run.result.epochs, judged.without_groups())
+                self.best = Arm(0.0, [run.result.val], judged.without_groups())
             run.renew()
             now = time.perf_counter()
             if now - began + (now - at) / 2 > seconds:
                 break
         self.seconds += time.perf_counter() - began
-
-
-def _dialled(config: Config) -> bool:
-    return controlled(config.estimator or config.preset.estimator)
 
 
 def _bytes(part: nn.Module) -> int:
@@ -258,7 +253,8 @@ def advise(
         "learning": learning,
         "candidates": [one.row() for one in [first, *others]],
         "recommended": {
-            **_settings(first, others, config),
+            "method": first.method,
+            "sizes": [first.k] * len(config.sizes),
             "why": _why(first, others, learning),
             **_sure(first, others),
         },
@@ -266,14 +262,13 @@ def advise(
     }
 
 
-def _candidate(data: NodeData, config: Config, seed: int, method: str, k: int, noise: float) -> Candidate:
+def _candidate(data: NodeData, config: Config, seed: int, method: str, k: int) -> Candidate:
     torch.manual_seed(seed)
     own = replace(config, method=method, sizes=(k,) * len(config.sizes), noise=0.0)
-    own = replace(own, noise=noise) if noise and _dialled(own) else own
     run = Run(data, own, seed)
     run.steps = steps(run)
     run.renew()
-    return Candidate(method, k, noise, run)
+    return Candidate(method, k, run)
 
 
 def _race(candidates: list[Candidate], until: float, say: Callable[[str], None]) -> None:
@@ -289,21 +284,12 @@ def _race(candidates: list[Candidate], until: float, say: Callable[[str], None])
 
 
 def _name(one: Candidate) -> str:
-    dial = f", noise {one.noise:g}" if _dialled(one.run.config) else ""
-    return f"{one.method}, k = {one.k}{dial}"
+    return f"{one.method}, k = {one.k}"
 
 
 def _level(first: Candidate, others: list[Candidate]) -> list[Candidate]:
     """Those that the first is not ahead of by more than the error of the difference."""
     return [one for one in others if not (first.best.groups and one.best.groups and first.best.beats(one.best))]
-
-
-def _settings(first: Candidate, others: list[Candidate], config: Config) -> dict[str, Any]:
-    """What to train with; the dial is left to the run unless the first is clearly ahead of its like with another."""
-    alike = [one for one in others if (one.method, one.k) == (first.method, first.k)]
-    fixed = alike and not _level(first, alike)
-    noise = (first.noise if fixed else "auto") if _dialled(first.run.config) else None
-    return {"method": first.method, "sizes": [first.k] * len(config.sizes), "noise": noise}
 
 
 def _sure(first: Candidate, others: list[Candidate]) -> dict[str, Any]:
@@ -314,7 +300,8 @@ def _sure(first: Candidate, others: list[Candidate]) -> dict[str, Any]:
 
 def _why(first: Candidate, others: list[Candidate], learning: list[float] | list[dict[str, float]]) -> str:
     second = others[0]
-    gap, error = first.best.ahead_of(second.best) if first.best.groups and second.best.groups else (0.0, 0.0)
+    both = bool(first.best.groups and second.best.groups)
+    gap, error = (first.best.ahead_of(second.best), first.best.error(second.best)) if both else (0.0, 0.0)
     clear = "clearly" if gap > error else "within the error"
     epochs = first.run.result.epochs
     short = ", too few to be sure: more minutes would say more" if epochs < ENOUGH else ""

@@ -75,6 +75,9 @@ class Alone:
     def resumed(self, run: Run) -> None:
         """After all have loaded one checkpoint, or none."""
 
+    def deal(self, run: Run) -> None:
+        """Give this rank its part of the seeds, as the sampler in use batches them."""
+
     def reseed(self, run: Run) -> None:
         """After the run has gone back to an earlier state of its own."""
 
@@ -110,12 +113,15 @@ class Team(Alone):
             sampler.exchange = Updates(self.peers)
         if not sampler.per_node:
             sampler.salt = (self.rank,)  # a draw for a whole layer: equal streams would draw alike on every rank
-        run.loader.share = self.seeds(sampler)
+        self.deal(run)
         self.histories = Histories(self.peers, run.model.sums_kept())
         own = list(sampler.parameters())
         if own:
             run.optimizer.register_step_pre_hook(lambda *_: self._average(own))
         self.reseed(run)
+
+    def deal(self, run: Run) -> None:
+        run.loader.share = self.seeds(run.sampler)
 
     def seeds(self, sampler: Sampler) -> Callable[[Iterator[Tensor]], Iterator[Tensor]]:
         """This rank's part of every batch: of its seeds, or of each `size` batches where a batch is a subgraph."""

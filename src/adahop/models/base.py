@@ -72,6 +72,7 @@ class GNN(nn.Module):
         count(layers, 1, "layers")
         self.memories = nn.ModuleDict()
         self.storage = MEMORY  # where what is held per node lies
+        self.remembers = True  # whether sums use the memories; while not, memories stay as they are
         self.passes = True  # whether passes over the whole graph are made
         self.encoder: nn.Linear | None = None
         self.decoder: nn.Linear | None = None
@@ -218,7 +219,7 @@ class GNN(nn.Module):
     @property
     def known(self) -> frozenset[int]:
         """The layers whose sums are known: nothing needs to be drawn for them."""
-        return frozenset(int(k) for k, m in self.memories.items() if not m.draws)
+        return frozenset(int(k) for k, m in self.memories.items() if self.remembers and not m.draws)
 
     def check(self, graph: Graph, x: Tensor, edges: int = 0, parts: Parts | None = None) -> None:
         """A graph, and a row of features for each of its nodes."""
@@ -261,7 +262,8 @@ class GNN(nn.Module):
         return [cast(Conv, conv) for conv in self.convs]
 
     def memory(self, layer: int) -> Sum | None:
-        return cast(Sum, self.memories[str(layer)]) if str(layer) in self.memories else None
+        kept = self.remembers and str(layer) in self.memories
+        return cast(Sum, self.memories[str(layer)]) if kept else None
 
     def sums_kept(self) -> list[Sum]:
         """The sums that remember something."""
