@@ -53,10 +53,23 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_sizes_per_target_grow_with_the_batch():
+    g = graph()
+    sampler = make("ladies", g, [1], per_target=True)
+    for many in (1, 2, 3):
+        seeds = SEEDS[:many]
+        block = sampler.sample(seeds)[0]
+        near = g.indices[torch.isin(g.dst(), seeds)].long().unique()
+        others = int((~torch.isin(near, seeds)).sum())
+        assert others > many and block.num_src - block.num_dst == many
+    with pytest.raises(TypeError, match="`per_target` must be"):
+        make("ladies", g, [2], per_target="yes")
+
+
+@pytest.mark.parametrize(("name", "options"), [*VARIANTS, ("ladies", {"power": 0.5, "per_target": True})])
 def test_the_mean_is_the_full_sum(name, options):
     g, h = graph(), values(24)
-    sampler = make(name, g, [6], seed=4, **options)
+    sampler = make(name, g, [1 if "per_target" in options else 6], seed=4, **options)
     with torch.no_grad():  # not where it started, but where it might have got to
         if name == "bliss":
             sampler.policy.arms.put(slice(None), values(g.num_edges).T.exp())

@@ -24,6 +24,9 @@ class LayerSampler(Sampler):
     exactly. `inner`: a layer's targets are sources too (their own h is at hand), so edges between targets are taken
     exactly and the draw is left to new nodes; False leaves them to chance as the papers print it.
 
+    With `per_target`, sizes are sources per target of the layer: s grows with the batch, and is what k draws for each
+    target would come to at most, but every target uses all of them that it is linked to.
+
     In a typed graph all relations share the draw; sizes may be a dict by node type, a draw each, as HGTLoader's are.
 
     A new sampler implements `odds(layer, dst, near)`, one number per candidate.
@@ -38,16 +41,18 @@ class LayerSampler(Sampler):
         seed: int = 0,
         draw: str = "systematic",
         inner: bool = True,
+        per_target: bool = False,
         storage: Storage = MEMORY,
     ):
         super().__init__(graph, sizes, seed, storage)
         self.how, self.inner = one_of(draw, ops.DRAWS, "draw"), flag(inner, "inner")
+        self.per_target = flag(per_target, "per_target")
 
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         raise NotImplementedError
 
     def even(self) -> LayerSampler:
-        return UniformLayer(self.graph, self.sizes, draw="multinomial", inner=self.inner)
+        return UniformLayer(self.graph, self.sizes, draw="multinomial", inner=self.inner, per_target=self.per_target)
 
     def near(self, rows: Rows) -> Near:
         """The rows' edges to true neighbours, and the candidates."""
@@ -55,18 +60,19 @@ class LayerSampler(Sampler):
 
     def chances(self, layer: int, dst: Tensor, near: Near, key: int) -> tuple[Tensor, Tensor]:
         """(prob, scale) of every candidate, scale 0 where it was not drawn."""
-        return self.pick(layer, self.odds(layer, dst, near), near.nodes, key)
+        return self.pick(layer, dst, self.odds(layer, dst, near), near.nodes, key)
 
-    def pick(self, layer: int, odds: Tensor, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
+    def pick(self, layer: int, dst: Tensor, odds: Tensor, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """The layer's size of some nodes, or of those of each type, by their odds."""
+        times = dst.numel() if self.per_target else 1
         if self.sized.source is None or self.graph.types is None:
-            return ops.pick(odds, self.sizes[layer], self.how, key)
+            return ops.pick(odds, many(self.sizes[layer], times), self.how, key)
         kind = self.graph.types.type_of(nodes)
         prob, scale = (torch.zeros(nodes.numel(), device=nodes.device) for _ in range(2))
         for t, size in enumerate(self.sized.source[layer].tolist()):
             own = kind == t
             if size != 0:
-                prob[own], scale[own] = ops.pick(odds[own], size, self.how, random.key(key, t))
+                prob[own], scale[own] = ops.pick(odds[own], many(size, times), self.how, random.key(key, t))
         return prob, scale
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
@@ -78,6 +84,11 @@ class LayerSampler(Sampler):
         """The weights at some places of the CSR, as float64."""
         w = self.graph.weight
         return torch.ones(place.numel(), dtype=torch.double, device=place.device) if w is None else w[place].double()
+
+
+def many(size: int, times: int) -> int:
+    """A size, so many times; all stays all."""
+    return size if size < 0 else size * times
 
 
 class UniformLayer(LayerSampler):
@@ -111,7 +122,7 @@ class FastGCN(LayerSampler):
 
     def chances(self, layer: int, dst: Tensor, near: Near, key: int) -> tuple[Tensor, Tensor]:
         everyone = torch.arange(self.graph.num_nodes, device=near.nodes.device)
-        prob, scale = self.pick(layer, self.importance, everyone, key)
+        prob, scale = self.pick(layer, dst, self.importance, everyone, key)
         return prob[near.nodes], scale[near.nodes]
 
 
