@@ -62,7 +62,7 @@ def test_sizes_per_target_grow_with_the_batch():
         near = g.indices[torch.isin(g.dst(), seeds)].long().unique()
         others = int((~torch.isin(near, seeds)).sum())
         assert others > many and block.num_src - block.num_dst == many
-    with pytest.raises(TypeError, match="`per_target` must be"):
+    with pytest.raises(ValueError, match="`per_target` must be"):
         make("ladies", g, [2], per_target="yes")
 
 
