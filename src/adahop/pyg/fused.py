@@ -65,6 +65,11 @@ def rows_of(call: Call, kwargs: dict[str, Any]) -> Tensor | None:
     return h if h.shape[-1] > 1 else None
 
 
+def num_targets(index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None) -> int:
+    """How many nodes `aggregate` sums for, from its arguments."""
+    return int(index.max()) + 1 if dim_size is None else dim_size
+
+
 def on_ones(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `propagate` with one column of ones in place of `name`."""
 
