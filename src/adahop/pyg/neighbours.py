@@ -35,7 +35,6 @@ class PassHistory:
     filled: Tensor | None = None
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge
     random: bool = False  # whether rows differ from one forward to the next (dropout)
-    coefs: bool | None = None  # whether its sum is of rows times one number per edge; None: not tried yet
     dots: list[float] = field(default_factory=lambda: [0.0, 0.0])  # <x, x'> and <x', x'> of late
     spare: dict[str, NodeRows] = field(default_factory=dict, init=False)  # rows that it would need if its sums changed
 

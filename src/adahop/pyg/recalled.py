@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation
 
 from adahop import ops
-from adahop.pyg import batches
+from adahop.pyg import batches, fused
 from adahop.pyg.arguments import (
-    close,
     detached,
     less,
     lifted,
@@ -27,6 +26,7 @@ from adahop.pyg.arguments import (
 )
 from adahop.pyg.memory import Remembered
 from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, PassHistory, Sent
+from adahop.pyg.rows import NodeRows
 from adahop.pyg.wrap import Call, backward
 
 if TYPE_CHECKING:
@@ -175,18 +175,18 @@ class Recalled(Remembered):
         full, layer, alpha = self.full, self.call.layer, self.call.alpha
         assert full is not None
         sent = full.sent[self.call.passes]
-        rows = {k: _Own(self.call.batch.whole.data[past.own]) for k in self.node if past.own} or past.rows
+        whole, rows = self.call.batch.whole.data, cast(dict[str, Any], past.rows)
+        if past.own is not None:
+            rows = {k: _Own(whole[past.own]) for k in self.node}
         layer.call = full
         try:
             with still(layer.conv):
                 full.put(sent)
-                total = self._by_coefs(sent, rows, kwargs) if past.coefs is not False and len(rows) == 1 else None
-                if past.coefs and total is not None:
-                    return total
-                whole = self._by_messages(sent, rows, kwargs)
-                if past.coefs is None and len(rows) == 1:  # the first time, both ways
-                    past.coefs = total is not None and close(total, whole)
-                return whole
+                name = self.call.reading.times or ""
+                wide = fused.rows_of(self.call, kwargs)
+                if wide is not None and wide.dim() == 2 and rows.keys() == {name} and self.node[name] == {"j"}:
+                    return self._by_coefs(sent, name, rows[name], kwargs)
+                return self._by_messages(sent, rows, kwargs)
         finally:
             layer.call, self.call.alpha, self.mode = self.call, alpha, "plain"
 
@@ -222,34 +222,20 @@ class Recalled(Remembered):
                 out[name] = (None, mine)
         return out
 
-    def _by_coefs(self, sent: Sent, rows: dict[str, Any], kwargs: dict[str, Any]) -> Tensor | None:
-        """Of layers that send one number per edge times the source's row: rows are summed where they lie."""
-        full, layer, conv = self.full, self.call.layer, self.call.layer.conv
-        (name, table), linear = next(iter(rows.items())), self.call.reading.linear
+    def _by_coefs(self, sent: Sent, name: str, table: NodeRows | _Own, kwargs: dict[str, Any]) -> Tensor:
+        """Where a message is the source's row times a coefficient: rows are summed where they lie."""
+        full, layer = self.full, self.call.layer
         assert full is not None
-        plain = type(conv).aggregate is MessagePassing.aggregate and conv.aggr in ("add", "sum", "mean")
-        if not (plain and linear and self.node[name] == {"j"} and len(table.shape) == 1):
-            return None
         self.mode = "coefs"
         ones = torch.ones(1, 1, device=full.device).expand(full.nodes, 1)
         given = {**_neither(kwargs), name: (ones, None), **sent.edge}
-        try:
-            layer.own("propagate")(sent.used, size=(full.nodes, full.targets_), **given)
-        except RuntimeError:  # a message that needs all of a row
-            return None
-        if self.total is None or self.total.shape != (sent.used.shape[1], 1):
-            return None
-        coef, (src, dst) = self.total[:, 0].to("cpu", torch.float32), sent.used.cpu()
-        if conv.aggr == "mean":
-            coef = coef / torch.bincount(dst, minlength=full.targets_).clamp(min=1)[dst]
-        many = int((torch.diff(dst) < 0).nonzero()[0]) + 1 if bool((torch.diff(dst) < 0).any()) else dst.numel()
-        first, rest = slice(0, many), slice(many, None)  # loops that the layer added come last
-        ptr = ops.pointer(torch.bincount(dst[first], minlength=full.targets_))
-        n_id = full.batch.n_id
-        total = table.sums(n_id[src[first]], dst[first], coef[first], ptr)
-        if many < dst.numel():
-            total.index_add_(0, dst[rest], table.flat(n_id[src[rest]]) * coef[rest].unsqueeze(1))
-        return total.view(full.targets_, *table.shape).to(full.device)
+        layer.own("propagate")(sent.used, size=(full.nodes, full.targets_), **given)
+        assert self.total is not None
+        at, n_id = fused.by_target(sent.used.cpu(), full.targets_), full.batch.n_id
+        coef = at.sorted(self.total[:, 0].to("cpu", torch.float32))
+        if type(layer.conv.aggr_module) is MeanAggregation:
+            coef = coef / at.ptr.diff()[at.dst]
+        return table.sums(n_id[at.src], at.dst, coef, at.ptr).view(full.targets_, *table.shape).to(full.device)
 
 
 def _at(kwargs: dict[str, Any], at: Tensor, edges: int, node: dict[str, set[str]]) -> dict[str, Any]:
@@ -271,9 +257,6 @@ class _Own:
 
     def __init__(self, value: Tensor):
         self.value, self.shape = value, tuple(value.shape[1:])
-
-    def flat(self, nodes: Tensor) -> Tensor:
-        return self.value[nodes].float().flatten(1)
 
     def read(self, nodes: Tensor) -> Tensor:
         return self.value[nodes]
