@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from adahop.pyg.align import Aligned
@@ -112,9 +112,9 @@ def some(place: Aligned, at: Tensor) -> Aligned:
 
 
 @contextlib.contextmanager
-def still(conv: MessagePassing) -> Iterator[None]:
-    """Within, a layer drops nothing and counts nothing."""
-    training = [m for m in conv.modules() if m.training]
+def still(model: nn.Module) -> Iterator[None]:
+    """Within, a layer or model is in evaluation: it drops nothing and counts nothing."""
+    training = [m for m in model.modules() if m.training]
     for m in training:
         m.training = False
     try:

@@ -21,7 +21,7 @@ from torch_geometric.loader.utils import filter_data
 
 from adahop.checks import tell
 from adahop.pyg import batches
-from adahop.pyg.arguments import CLOSE, close, first_of_each, lifted, pair, sources_of
+from adahop.pyg.arguments import CLOSE, close, first_of_each, lifted, pair, sources_of, still
 from adahop.pyg.batches import DrawnBatch, Whole
 from adahop.pyg.hops import Hops, weigh
 from adahop.pyg.inference import arguments_of
@@ -356,15 +356,15 @@ class LayerHistories(Memory):
         nodes = self._oldest()
         if nodes.numel() == 0:
             return
-        root, training = Root.of(self.model), [m for m in bare(self.model).modules() if m.training]
+        root = Root.of(self.model)
         form, self.renewing = root.form, True
         try:
             with torch.no_grad():
                 if not self.tried:
                     self.tried = True
                     self._try_random(nodes)
-                bare(self.model).eval()
-                self._run(nodes)
+                with still(bare(self.model)):
+                    self._run(nodes)
             self.settle()
         except Exception as e:
             self.refresh = 0
@@ -375,8 +375,6 @@ class LayerHistories(Memory):
             )
         finally:
             self.renewing, root.form = False, form
-            for m in training:
-                m.training = True
 
     def _run(self, nodes: Tensor) -> None:
         """The model on some nodes; the one edge is there so that layers know the batch, and counts for nothing."""
