@@ -171,12 +171,9 @@ def _regret(found: Found, drawn: list[figures.Figure]) -> tuple[str, str, Html]:
         ])
         for o in run if o.facts
     ]  # fmt: skip
-    parts = [*(_figure(figure, drawn) for figure in figures.regret(rows)), wide(heads, body, "The bound")]
-    return (
-        "regret",
-        EXPERIMENTS["regret"].title,
-        join(tag("p", words), parts, details(rows, "Runs, settings, commands")),
-    )
+    plots = [_figure(figure, drawn) for figure in figures.regret(rows)]
+    parts = [tag("p", words), *plots, wide(heads, body, "The bound"), details(rows, "Runs, settings, commands")]
+    return "regret", EXPERIMENTS["regret"].title, join(parts)
 
 
 def _environment(found: Found) -> tuple[str, str, Html]:
