@@ -364,6 +364,7 @@ class LayerHistories(Memory):
                     self.tried = True
                     self._try_random(nodes)
                 with still(bare(self.model)):
+                    bare(self.model).eval()
                     self._run(nodes)
             self.settle()
         except Exception as e:

@@ -65,6 +65,7 @@ def inference(
         device = next((p.device for p in model.parameters()), edges.device)
     model = bare(model)
     with still(model), _in_parts(model, batch_size):
+        model.eval()  # which a user may have written
         return model(**arguments_of(model, data, torch.device(device), arguments))
 
 
