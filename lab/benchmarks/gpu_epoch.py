@@ -224,10 +224,11 @@ def epoch_seconds(
             "seconds": statistics.median(seconds[warm:]), "all": seconds, "losses": losses,
             "captured": len(steps.recorded), "said": [str(w.message) for w in said],
             "memory_GB": torch.cuda.max_memory_allocated() / 1e9, "options": {k: str(v) for k, v in options.items()},
-            **({"hit_rate": run.features.hit_rate()} if config.cache is not None else {}),
         }  # fmt: skip
         if profile:
             got["profile"] = profiled(steps) if captured else host_profile(steps)
+        if config.cache is not None:
+            got["hit_rate"] = run.features.hit_rate()
         return got
 
 

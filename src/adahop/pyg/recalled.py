@@ -231,8 +231,9 @@ class Recalled(Remembered):
         given = {**_neither(kwargs), name: (ones, None), **sent.edge}
         layer.own("propagate")(sent.used, size=(full.nodes, full.targets_), **given)
         assert self.total is not None
-        at, n_id = fused.by_target(sent.used.cpu(), full.targets_), full.batch.n_id
-        coef = at.sorted(self.total[:, 0].to("cpu", torch.float32))
+        n_id = full.batch.n_id
+        at = fused.by_target(sent.used.to(n_id.device), full.targets_)
+        coef = at.sorted(self.total[:, 0].to(n_id.device, torch.float32))
         if type(layer.conv.aggr_module) is MeanAggregation:
             coef = coef / at.ptr.diff()[at.dst]
         return table.sums(n_id[at.src], at.dst, coef, at.ptr).view(full.targets_, *table.shape).to(full.device)
@@ -253,13 +254,16 @@ def _sources_alone(value: Any) -> Any:
 
 
 class _Own:
-    """An attribute of the data, read as if it were kept."""
+    """An attribute of the data, read as if it were kept; it may lie on the host while nodes do not."""
 
     def __init__(self, value: Tensor):
         self.value, self.shape = value, tuple(value.shape[1:])
 
     def read(self, nodes: Tensor) -> Tensor:
-        return self.value[nodes]
+        return self.value[nodes.to(self.value.device)].to(nodes.device)
 
     def sums(self, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
-        return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
+        if self.value.device == src.device:
+            return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
+        nodes, at = src.unique(return_inverse=True)
+        return ops.gather_sum(self.read(nodes).float(), at, dst, coef, ptr)
