@@ -452,7 +452,8 @@ class LayerHistories(Memory):
                 PassHistory(**{
                     **p, "rows": {k: table(r, self.dtype) for k, r in p["rows"].items()}, "dots": list(p["dots"]),
                     "sums": None if p["sums"] is None else table(p["sums"], torch.float32),
-                    "filled": None if p["filled"] is None else p["filled"].to(self.device, copy=True), "shape": tuple(p["shape"]),
+                    "filled": None if p["filled"] is None else p["filled"].to(self.device, copy=True),
+                    "shape": tuple(p["shape"]),
                 })
                 for p in kept
             ]  # fmt: skip
