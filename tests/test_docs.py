@@ -133,7 +133,8 @@ def test_the_ablation_repeats_the_measured_tables():
 def test_the_half_table_repeats_the_measured_one():
     """`a → b, d` of the results page is a row of the lab's table."""
     told, found = ((ROOT / path).read_text() for path in ("docs/results.md", "lab/docs/results.md"))
-    rows = {(row[0], row[1]): row for row in table_rows(found.split("<!-- half -->")[1].split("<!-- end -->")[0])}
+    table = found.split("<!-- half: begin -->")[1].split("<!-- half: end -->")[0]
+    rows = {(row[0], row[1]): row for row in table_rows(table)}
     seen = 0
     for graph, *cells in table_rows(told):
         for script, cell in zip(("SAGE", "GCN", "GAT"), cells, strict=False):

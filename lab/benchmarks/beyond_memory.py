@@ -12,13 +12,10 @@ out, `--cached` leaves in the page cache what is there.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -31,9 +28,9 @@ from adahop.graph import Graph
 from adahop.mapped import Folder
 from adahop.run import Run
 from adahop.train import Config, evaluate
+from adahop_lab.process import Peak, forget, limited, memory, printed
 
 CHUNK = 1 << 24
-GROUPS = Path("/sys/fs/cgroup")
 
 
 def make(home: Path, n: int, m: int, f: int, classes: int, train: int) -> None:
@@ -67,32 +64,6 @@ def make(home: Path, n: int, m: int, f: int, classes: int, train: int) -> None:
             "test": slice(2 * train, 3 * train),
         }.items():
             out.save(f"{part}_idx", np.sort(ids[cut]))
-
-
-def status(word: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(word + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-class Peak:
-    """The largest anonymous memory seen, looked at twenty times a second."""
-
-    def __enter__(self) -> Peak:
-        self.value, self.done = 0, threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
-        return self
-
-    def _look(self) -> None:
-        while not self.done.wait(0.05):
-            self.value = max(self.value, status("RssAnon"))
-
-    def __exit__(self, *error: object) -> None:
-        self.done.set()
-        self.thread.join()
 
 
 class Held(Graph):
@@ -132,7 +103,7 @@ def child(args: argparse.Namespace) -> None:
         data = sum(f.stat().st_size for f in Path(args.folder).rglob("*.npy"))
         bound = args.limit_mib * 2**20 + 2 * data  # mapped files count as data though they take no memory
         resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
-    out: dict[str, object] = {"before_mib": status("RssAnon") / 2**20}
+    out: dict[str, object] = {"before_mib": memory("RssAnon") / 2**20}
     with Peak() as peak:
         data = adahop.load(args.folder)
         state = None if args.memory else args.state
@@ -158,60 +129,21 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps(out))
 
 
-@contextlib.contextmanager
-def group(limit: int):
-    """A memory control group of this limit, v2 or v1, or None where none can be made."""
-    v2 = (GROUPS / "cgroup.controllers").is_file()
-    home = (GROUPS if v2 else GROUPS / "memory") / f"adahop-bench-{os.getpid()}"
-    try:
-        home.mkdir()
-        (home / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
-    except OSError:
-        with contextlib.suppress(OSError):
-            home.rmdir()
-        yield None
-        return
-    try:
-        yield home
-    finally:
-        for _ in range(50):
-            with contextlib.suppress(OSError):
-                home.rmdir()
-                break
-            time.sleep(0.1)
-
-
-def forget(folder: str) -> None:
-    """Out of the page cache: what another process read does not count for the limited one, and would help it."""
-    for path in Path(folder).rglob("*.npy"):
-        with open(path, "rb") as f:
-            os.fsync(f.fileno())
-            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def limited(args: argparse.Namespace, folder: str) -> dict:
+def on_disk(args: argparse.Namespace) -> dict:
     """The child under the limit, and what the limit was."""
     if not args.cached:
-        forget(folder)
-    command = [sys.executable, __file__, "--child", "--folder", folder, *passed(args)]
-    with group(args.limit_mib * 2**20) as home:
-        join = None if home is None else lambda: (home / "cgroup.procs").write_text(str(os.getpid()))
-        if home is None:
-            command.append("--rlimit")
-        done = subprocess.run(command, preexec_fn=join, stdout=subprocess.PIPE, text=True, check=True)
-        out = json.loads(done.stdout.splitlines()[-1])
-        out["limit"] = f"RLIMIT_DATA, {args.limit_mib} MiB beside the maps"
-        if home is not None:
-            peak = next((home / k for k in ("memory.peak", "memory.max_usage_in_bytes") if (home / k).is_file()), None)
-            out["limit"] = f"memory control group, {args.limit_mib} MiB, page cache counted"
-            out["group_peak_mib"] = int(peak.read_text()) / 2**20 if peak else None
-    return out
+        forget(args.folder)
+    found = limited(command(args), args.limit_mib)
+    if found is not None:
+        return found
+    return {**printed(command(args, "--rlimit")), "limit": f"RLIMIT_DATA, {args.limit_mib} MiB beside the maps"}
 
 
-def passed(args: argparse.Namespace) -> list[str]:
-    names = ("steps", "batch", "method", "state", "limit_mib")
-    more = ["--steps-only"] if args.steps_only else []
-    return [*more, *(part for k in names for part in (f"--{k.replace('_', '-')}", str(getattr(args, k))))]
+def command(args: argparse.Namespace, *flags: str) -> list[str]:
+    """One training in a process of its own."""
+    names = ("folder", "steps", "batch", "method", "state", "limit_mib")
+    given = [part for k in names for part in (f"--{k.replace('_', '-')}", str(getattr(args, k)))]
+    return [sys.executable, __file__, "--child", *flags, *(["--steps-only"] if args.steps_only else []), *given]
 
 
 def main() -> None:
@@ -239,12 +171,9 @@ def main() -> None:
     out = {k: getattr(args, k) for k in ("nodes", "edges", "features", "method", "batch")}
     out["normalize_s"] = time.perf_counter() - began
     out["files_mib"] = sum(f.stat().st_size for f in home.rglob("*.npy")) / 2**20
-    out["disk"] = limited(args, str(home))
+    out["disk"] = on_disk(args)
     if not args.no_memory:
-        command = [sys.executable, __file__, "--child", "--memory", "--folder", str(home), *passed(args)]
-        out["memory"] = json.loads(
-            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
-        )
+        out["memory"] = printed(command(args, "--memory"))
         out["slower"] = out["disk"]["train"]["ms_a_step"] / out["memory"]["train"]["ms_a_step"]
     print(json.dumps(out, indent=1))
     if args.json:

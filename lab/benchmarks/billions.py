@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,17 +22,16 @@ from pathlib import Path
 import numba as nb
 import numpy as np
 import torch
-from beyond_memory import Peak, forget, group, status
 
 import adahop
 from adahop.capture import steps
 from adahop.mapped import Folder
 from adahop.run import Run
 from adahop.train import Config, Judged
+from adahop_lab.process import Peak, forget, limited, memory, printed
 
 CLASSES = 16
 ALIKE = 0.4  # of the edges come from a node of the same class
-SKEW = 3.0  # sources are the N u^SKEW-th nodes: the most read rows lie side by side
 TAIL = 0.6  # degrees are in proportion to u^-TAIL
 MOST = 100_000  # neighbours
 PIECE = 1 << 18  # rows made at once
@@ -123,7 +121,7 @@ def child(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     how = {"method": args.method, "sizes": (args.k, args.k), "judged": args.judged, "half": True, "hidden": args.hidden}
     adahop.fit(adahop.load("synthetic:300,2000,4,2"), **how, epochs=1)  # kernels are compiled
-    out: dict[str, object] = {"before_mib": status("RssAnon") / 2**20}
+    out: dict[str, object] = {"before_mib": memory("RssAnon") / 2**20}
     began, taken, busy, losses, read = time.perf_counter(), [], [], [], [read_bytes()]
     with Peak() as peak:
         data = adahop.load(args.folder)
@@ -167,20 +165,12 @@ def run_child(args: argparse.Namespace, limit: bool) -> dict:
     command = [sys.executable, __file__, "--child", *([] if limit else ["--memory"])]
     command += [part for k in names for part in (f"--{k}", str(getattr(args, k)))]
     if not limit:
-        return json.loads(
-            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
-        )
+        return printed(command)
     forget(args.folder)
-    with group(args.limit_mib * 2**20) as home:
-        if home is None:
-            raise SystemExit("a memory control group is needed, and none could be made")
-        join = lambda: (home / "cgroup.procs").write_text(str(os.getpid()))  # noqa: E731
-        done = subprocess.run(command, preexec_fn=join, stdout=subprocess.PIPE, text=True, check=True)
-        out = json.loads(done.stdout.splitlines()[-1])
-        out["limit"] = f"memory control group, {args.limit_mib} MiB, page cache counted"
-        peak = next((home / k for k in ("memory.peak", "memory.max_usage_in_bytes") if (home / k).is_file()), None)
-        out["group_peak_mib"] = int(peak.read_text()) / 2**20 if peak else None
-    return out
+    found = limited(command, args.limit_mib)
+    if found is None:
+        raise SystemExit("a memory control group is needed, and none could be made")
+    return found
 
 
 def main() -> None:

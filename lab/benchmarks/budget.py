@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from adahop.samplers import Sampler
-from adahop_lab.rows import add_row, read_rows
+from adahop_lab.rows import Lines
 
 GRAPHS = {"ppi_rebuilt_labels": (256, 3e-3, 4), "amazon_computers": (64, 1e-2, 10)}  # hidden, lr, epochs
-CASES = [  # method, options, estimator, norm of the weights
-    ("graphsage", {"policy": "tracked", "draw": "systematic"}, None, "row"),
-    ("graphsage", {"policy": "tracked", "draw": "systematic"}, None, "sym"),
-    ("adahop", {}, None, "row"),
-]
+CASES = [("graphsage", "row"), ("graphsage", "sym"), ("adahop", "row")]  # method, norm of the weights
+OPTIONS = {"graphsage": {"policy": "tracked", "draw": "systematic"}, "adahop": {}}
 REPEATS = 60
 
 
@@ -33,7 +30,7 @@ def edges(sampler: Sampler, nodes: Any) -> list[int]:
     return [round(sum(int((~blocks[i].is_self()).sum()) for blocks in layers) / 5) for i in range(len(layers[0]))]
 
 
-def run(graph: str, case: tuple, k: int, seed: int, folder: str) -> dict[str, Any]:
+def run(task: tuple[str, str, str, int, int], folder: str) -> dict[str, Any]:
     import torch
 
     import adahop
@@ -41,11 +38,11 @@ def run(graph: str, case: tuple, k: int, seed: int, folder: str) -> dict[str, An
     from adahop.diagnostics.frozen import frozen, twin
 
     torch.set_num_threads(1)
+    graph, method, norm, k, seed = task
     hidden, lr, epochs = GRAPHS[graph]
-    method, options, estimator, norm = case
     data = adahop.load(Path(folder) / f"{graph}.npz")
     result = adahop.fit(
-        data, method=method, method_options=options, estimator=estimator, sizes=(k, k), hidden=hidden, lr=lr,
+        data, method=method, method_options=OPTIONS[method], sizes=(k, k), hidden=hidden, lr=lr,
         epochs=epochs, dropout=0.0, batch_size=256, seed=seed, model_options={"norm": norm},
         noise=0.0,
     )  # fmt: skip
@@ -70,13 +67,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    done = {(r["graph"], r["method"], r["norm"], r["k"], r["seed"]) for r in read_rows(args.out)}
-    for seed, graph, case, k in itertools.product(range(args.seeds), reversed(GRAPHS), CASES, (2, 5, 10)):
-        if (graph, case[0], case[3], k, seed) in done:
-            continue
-        row = run(graph, case, k, seed, args.data)
-        add_row(args.out, row)
-        print({key: row[key] for key in ("graph", "method", "norm", "k", "seed", "edges", "budgeted_edges", "ratio")})
+    asked = itertools.product(range(args.seeds), reversed(GRAPHS), CASES, (2, 5, 10))
+    lines = Lines(args.out, ("graph", "method", "norm", "k", "seed"))
+    lines.fill(((graph, *case, k, seed) for seed, graph, case, k in asked), run, args.data)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adahop_lab.rows import read_rows
+from adahop_lab.experiments.stats import paired
+from adahop_lab.rows import markdown, read_rows, replaced
 
 ROOT = Path(__file__).parents[2]
 PAGE, IMAGES, RESULTS = (
@@ -43,11 +44,6 @@ def short(x: float, digits: int = 2) -> str:
     return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
 class Bought:
     """The rows of what_it_buys.jsonl, by graph, parts and k."""
 
@@ -70,7 +66,7 @@ def tracked(bought: Bought) -> str:
         cells = [bought.layers(key, what) for key in keys for what in ("over_oracle", "over_uniform")]
         rows.append([f"{name} ({len(bought.rows[keys[0]])})", *cells])
     head = ["graph (seeds)", "k = 2, over the oracle", "over uniform", "k = 5, over the oracle", "over uniform"]
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def scored() -> dict[tuple, list[float]]:
@@ -91,13 +87,13 @@ def tuned(bought: Bought) -> str:
     scores, rows = scored(), []
     for graph, name in NAMES.items():
         ours, even = scores[graph, "adahop", 2], scores[graph, "graphsage", 10]
-        gaps = [a - b for a, b in zip(ours, even, strict=True)]
-        gap, wide = statistics.fmean(gaps), 2.26 * statistics.stdev(gaps) / len(gaps) ** 0.5  # t, 9 degrees of freedom
+        gap = paired(dict(enumerate(ours)), dict(enumerate(even)))
+        assert gap is not None
         noise = bought.mean((graph, "adahop", 2), lambda r: r["layers"][-1]["over_uniform"])
         means = [short(statistics.fmean(s), 4) for s in (ours, even)]
-        rows.append([f"{name}", short(noise, 4), *means, f"{gap:+.4f} ± {wide:.4f}"])
+        rows.append([f"{name}", short(noise, 4), *means, f"{gap.difference:+.4f} ± {gap.high - gap.difference:.4f}"])
     head = ["graph", "variance, adahop, k = 2", "score, adahop, k = 2", "score, uniform, k = 10", "difference"]
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def attention(bought: Bought) -> str:
@@ -120,7 +116,7 @@ def attention(bought: Bought) -> str:
         "variance, second layer",
         "gradient's variance",
     ]
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def budgets() -> str:
@@ -134,7 +130,7 @@ def budgets() -> str:
         weights = "by row" if norm == "row" else "symmetric"
         shown = [f"{short(statistics.fmean(c))} ({len(c)})" if c else "" for c in cells]
         rows.append([f"{NAMES[graph]}, {what}, weights {weights}", *shown])
-    return table(["(seeds)", "k = 2", "k = 5", "k = 10"], sorted(rows, reverse=True))
+    return markdown(["(seeds)", "k = 2", "k = 5", "k = 10"], sorted(rows, reverse=True))
 
 
 def plots(bought: Bought) -> None:
@@ -175,13 +171,10 @@ def finish(figure: Any, axes: Any, name: str, legend: bool = True) -> None:
 
 
 def main() -> None:
-    bought, text = Bought(), PAGE.read_text()
+    bought = Bought()
     parts = {"tracked": tracked(bought), "tuned": tuned(bought), "attention": attention(bought), "budgets": budgets()}
     for name, made in parts.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n\n{made}\n\n{end}{rest.split(end)[1]}"
-    PAGE.write_text(text)
+        replaced(PAGE, name, made)
     plots(bought)
 
 

@@ -28,6 +28,7 @@ from adahop.distributed import Peers, Shard, write_shards
 from adahop.distributed.exchange import Updates
 from adahop.mapped import save
 from adahop.train import fit
+from adahop_lab.process import memory
 
 SPEC = "synthetic:6208,93000,16,8"  # 4,097 nodes to train on
 LARGE = "synthetic:300000,9000000,4,8"
@@ -56,12 +57,6 @@ def digest(tensors) -> str:
     return h.hexdigest()
 
 
-def resident() -> int:
-    """Bytes of this process in memory, files mapped and anonymous alike."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
-
-
 # --- what a rank does ----------------------------------------------------------------------------------------------
 
 
@@ -84,9 +79,9 @@ def run_memory(folder: str, tiny: str) -> dict:
     """Load the whole, or a part, and normalise its graph: the bytes of it, and what the process grows by."""
     peers = Peers() if distributed.together() else None
     hold(tiny, peers)  # what is loaded with the first use is not the graph's
-    before = resident()
+    before = memory()
     held = hold(folder, peers)
-    return {"bytes": sum(t.numel() * t.element_size() for t in held), "resident": resident() - before}
+    return {"bytes": sum(t.numel() * t.element_size() for t in held), "resident": memory() - before}
 
 
 def hold(folder: str, peers: Peers | None) -> list[torch.Tensor]:

@@ -32,6 +32,8 @@ from adahop.ops import Exp3Rule, Odds, Scratch, Sight, TrackRule, Weights, rando
 from adahop.ops.drawing import cuda as drawing
 from adahop.ops.summing import cuda_rows
 from adahop.run import Run
+from adahop_lab.bench import gpu_epoch
+from adahop_lab.bench.clock import take_turns
 
 DEV = "cuda"
 NODES, EDGES, WIDTH, CLASSES, TRAIN = 232_965, 114_000_000, 602, 41, 153_932
@@ -225,6 +227,8 @@ def epoch_seconds(
         }  # fmt: skip
         if profile:
             got["profile"] = profiled(steps) if captured else host_profile(steps)
+        if config.cache is not None:
+            got["hit_rate"] = run.features.hit_rate()
         return got
 
 
@@ -354,84 +358,22 @@ def methods(_: Any = None) -> dict[str, Any]:
     return out
 
 
-def peers(data: Dataset) -> dict[str, Any]:
-    """PyG's own model on the GPU: with a loader of ours that samples on the CPU, and full-batch."""
-    return {"pyg, cpu loader": part(lambda: cpu_loader(data)), "pyg, full batch": part(lambda: full_batch(data))}
-
-
-def pyg_model() -> torch.nn.Module:
-    from torch_geometric.nn import GraphSAGE
-
-    return GraphSAGE(WIDTH, 256, num_layers=2, out_channels=CLASSES).to(DEV)
-
-
-def cpu_loader(data: Dataset, steps: int = 40) -> dict[str, Any]:
-    graph = data.graph.to("cpu")
-    host = SimpleNamespace(x=data.x.cpu(), y=data.y.cpu())
-    sampler = adahop.make("graphsage", graph, [10, 10])
-    loader = adahop.Loader(host, sampler, data.train_mask.cpu(), 1024, prefetch=4)
-    model = pyg_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    began, many = 0.0, 0
-    for i, batch in enumerate(loader):
-        if i == 10:
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-        batch = batch.to(DEV)
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        torch.nn.functional.cross_entropy(out, batch.y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if i == 10 + steps:
-            break
-        many = i - 9
-    torch.cuda.synchronize()
-    step = (time.perf_counter() - began) / max(many, 1)
-    return {"step_ms": 1000 * step, "seconds": step * -(-TRAIN // 1024), "threads": ops.get_threads()}
-
-
-def full_batch(data: Dataset) -> dict[str, Any]:
-    import torch_geometric
-
-    g = data.graph
-    adj = torch.sparse_csr_tensor(g.indptr, g.indices.long(), torch.ones(g.num_edges, device=DEV), (g.num_nodes,) * 2)
-    model = pyg_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    seconds = []
-    for _ in range(4):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        out = model(data.x, adj)[data.train_mask]
-        torch.nn.functional.cross_entropy(out, data.y[data.train_mask]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": min(seconds[1:]), "all": seconds, "pyg": torch_geometric.__version__,
-            "note": "one step an epoch", "memory_GB": torch.cuda.max_memory_allocated() / 1e9}  # fmt: skip
+def peers(data: Dataset, rounds: int = 3) -> dict[str, Any]:
+    """PyG's own model on the GPU: with a loader of ours that samples on the CPU, and full-batch, a step an epoch."""
+    runners = gpu_epoch.pyg(data, 256, (10, 10), 1024, DEV)
+    turns = take_turns(runners, [data.train_mask.nonzero().flatten()], rounds, 0.0, DEV)
+    return {
+        one.name: {"seconds": statistics.median(t.seconds for t in turns[one]), "threads": ops.get_threads()}
+        for one in runners
+    }
 
 
 def cached(data: Dataset) -> dict[str, Any]:
     """Features in host memory: all of them, and with a share of the rows on the device."""
     out: dict[str, Any] = {}
     for share in (0.0, 0.2):
-
-        def go() -> dict[str, Any]:
-            config = Config(method="bs", arch="plain", half=True, cache=share, batch_size=1024, hidden=256, dropout=0.0,  # noqa: B023
-                            device=DEV)  # fmt: skip
-            run = Run(data, config, 0)
-            steps = capture.DeviceSteps(run, True)
-            seconds = []
-            for _ in range(3):
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in steps:
-                    pass
-                torch.cuda.synchronize()
-                seconds.append(time.perf_counter() - began)
-            return {"seconds": min(seconds), "all": seconds, "hit_rate": run.features.hit_rate()}
-
-        out[f"cache {share}"] = part(go)
+        options = {"method": "bs", "arch": "plain", "half": True, "cache": share}
+        out[f"cache {share}"] = part(lambda: epoch_seconds(data, True, warm=1, timed=2, **options))  # noqa: B023
         note(f"cache {share}", out[f"cache {share}"])
     return out
 

@@ -27,6 +27,8 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
+from adahop_lab.rows import read_rows
+
 HERE = Path(__file__).parent
 GRAPHS = ("amazon_computers", "tolokers", "ppi_rebuilt_labels")
 K = 10
@@ -168,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(1)
     set_threads(1)
     half = scripts()
-    tried = half.read_rows(HERE / "results" / "pyg_half.jsonl")
+    tried = read_rows(HERE / "results" / "pyg_half.jsonl")
     found: dict[str, Any] = {"cells": {}}
     with contextlib.suppress(FileNotFoundError):
         found = {"cells": {}, **json.loads(args.out.read_text())}

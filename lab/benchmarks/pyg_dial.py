@@ -16,35 +16,35 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from pyg_cost import scripts
 
-from adahop_lab.rows import add_row, read_rows
+from adahop_lab.experiments.stats import paired
+from adahop_lab.rows import Lines, Row, markdown
 
 half = scripts()
 HERE = Path(__file__).parent
 GRAPHS = ("tolokers", "amazon_computers", "ppi_rebuilt_labels")
 K, SEEDS = 10, (0, 1, 2)
 DIAL = {"adahop": 0.0, "adahop, noise .5": 0.5, "adahop, noise 1": 1.0}
-WITHIN = 4.303  # Student's t of two degrees of freedom, 95 %
 
 
 class Finished:
     """Finished runs: those of the script as it is, and converted ones."""
 
     def __init__(self, out: Path):
-        self.out, self.old, self.new = out, read_rows(HERE / "results" / "pyg_half.jsonl"), read_rows(out)
+        self.old, self.new = (Lines(path, half.HalfTask._fields) for path in (HERE / "results" / "pyg_half.jsonl", out))
+        self.settings = list(self.old.rows.values())
 
     def task(self, graph: str, script: str, way: str, seed: int) -> Any:
         k = K if way == "pyg" else K // 2
-        return half.HalfTask(graph, script, way, k, seed, *half.settings(self.old, graph, script))
+        return half.HalfTask(graph, script, way, k, seed, *half.settings(self.settings, graph, script))
 
-    def find(self, graph: str, script: str, way: str, seed: int, again: bool = False) -> dict[str, Any] | None:
-        task = self.task(graph, script, way, seed)
-        rows = self.old if way == "pyg" and not again else self.new
-        return next((r for r in rows if tuple(r[f] for f in task._fields) == task), None)
+    def find(self, graph: str, script: str, way: str, seed: int, again: bool = False) -> Row | None:
+        lines = self.old if way == "pyg" and not again else self.new
+        return lines.rows.get(self.task(graph, script, way, seed))
 
     def chosen(self, graph: str, script: str) -> str | None:
         """The dial by validation; None before all its values have run."""
@@ -63,30 +63,28 @@ class Finished:
                         if self.find(graph, script, way, seed, again) is None:
                             yield self.task(graph, script, way, seed)
 
-    def add(self, row: dict[str, Any]) -> None:
-        self.new.append(row)
-        add_row(self.out, row)
-
 
 def table(rows: Finished) -> str:
     cost = json.loads((HERE / "results" / "pyg_cost.json").read_text())["cells"]
-    lines = ["| graph | script | at k = 10 | `adahop` at 5 | difference, 95 % | `noise` | seconds per epoch |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    head = ["graph", "script", "at k = 10", "`adahop` at 5", "difference, 95 %", "`noise`", "seconds per epoch"]
+    lines = []
     for graph in GRAPHS:
         for script in half.SCRIPTS:
             way = rows.chosen(graph, script)
             both = [(rows.find(graph, script, "pyg", s), rows.find(graph, script, str(way), s)) for s in SEEDS]
-            tests = [(a["test"], b["test"]) for a, b in both if a is not None and b is not None]
+            tests = {s: (a["test"], b["test"]) for s, (a, b) in zip(SEEDS, both, strict=True) if a and b}
             if not tests:
                 continue
-            gaps = [b - a for a, b in tests]
-            reach = f"± {WITHIN * stdev(gaps) / len(gaps) ** 0.5:.4f}" if len(gaps) == len(SEEDS) else "one seed"
+            one, two = ({s: pair[i] for s, pair in tests.items()} for i in (0, 1))
+            gap = paired(two, one)
+            reach = "one seed" if gap is None else f"± {gap.high - gap.difference:.4f}"
+            apart = mean(b - a for a, b in tests.values())
             at = cost.get(f"{graph} {script}", {}).get("rows", {})
             spent = [at[name]["train"] / 1e3 for name in ("script, k", "adahop, k/2")] if at else []
             ratio = f"{spent[0]:.3g} → {spent[1]:.3g} ({at['adahop, k/2']['ratio']:.2f})" if at else "–"
-            said = f"{mean(a for a, _ in tests):.4f} | {mean(b for _, b in tests):.4f} | {mean(gaps):+.4f} {reach}"
-            lines.append(f"| {half.NAMES[graph]} | {script.upper()} | {said} | {DIAL[str(way)]:g} | {ratio} |")
-    return "\n".join(lines)
+            said = [f"{mean(one.values()):.4f}", f"{mean(two.values()):.4f}", f"{apart:+.4f} {reach}"]
+            lines.append([half.NAMES[graph], script.upper(), *said, f"{DIAL[str(way)]:g}", ratio])
+    return markdown(head, lines)
 
 
 def main() -> None:
@@ -102,7 +100,7 @@ def main() -> None:
         return
     while (task := next(rows.todo(args.again), None)) is not None:
         row = half.run(task, args.data)
-        rows.add(row)
+        rows.new.add(row)
         before = rows.find(*task[:3], task.seed)
         same = "" if before is None or task.way != "pyg" else f"the same curve: {before['curve'] == row['curve']}"
         print(*task, f"val {row['val']:.4f}", f"{row['cpu_seconds']} s", same, flush=True)

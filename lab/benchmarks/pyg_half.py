@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from adahop_lab.rows import add_row, read_rows
+from adahop_lab.rows import Lines, markdown, replaced
 
 HERE = Path(__file__).parent
 SCRIPTS = ("sage", "gcn", "gat")
@@ -135,15 +135,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     columns = [c for c in WHICH if any(scores(rows, *cell, *c) for cell in cells())]
     head = [f"{SAID[way]}, {'k' if half == 1 else 'k/2'}" for way, half in columns]
     head.insert(2, "difference, paired")
-    lines = ["| graph, k | script | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
+    lines = []
     for graph, k, script in cells():
         found = [scores(rows, graph, k, script, *c) for c in columns]
         if len(found[0]) > 1:
             gaps = [found[1][s] - found[0][s] for s in found[0] if s in found[1]]
             said = [spread(list(f.values()), ".4f") for f in found]
             said.insert(2, spread(gaps, "+.4f"))
-            lines.append(f"| {NAMES[graph]}, {k} | {script.upper()} | " + " | ".join(said) + " |")
-    return "\n".join(lines)
+            lines.append([f"{NAMES[graph]}, {k}", script.upper(), *said])
+    return markdown(["graph, k", "script", *head], lines)
 
 
 def scores(rows: list[dict[str, Any]], graph: str, k: int, script: str, way: str, half: int) -> dict[int, float]:
@@ -162,13 +162,6 @@ def spread(values: list[float], form: str) -> str:
     return said + many
 
 
-def write(text: str) -> None:
-    """The table of lab/docs/results.md anew."""
-    page = HERE.parent / "docs" / "results.md"
-    before, rest = page.read_text().split("<!-- half -->\n")
-    page.write_text(f"{before}<!-- half -->\n{text}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -184,24 +177,14 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    rows = read_rows(args.out)
+    lines = Lines(args.out, HalfTask._fields)
+    rows = list(lines.rows.values())
     if args.table:
-        write(table(rows))
+        replaced(HERE.parent / "docs" / "results.md", "half", table(rows))
         return
-    done = {HalfTask(*(r[f] for f in HalfTask._fields)) for r in rows}
     words, graphs = args.only.split(), args.graphs.split(",")
-    todo = [t for t in tasks(rows, args.seeds, args.tune, args.parts) if t not in done]
-    todo = [t for t in todo if t.graph in graphs and all(w in map(str, t[:4]) for w in words)]
-    for at, task in enumerate(todo, 1):
-        row = run(task, args.data)
-        add_row(args.out, row)
-        print(
-            f"{at}/{len(todo)}",
-            *task,
-            f"{row['test']:.4f} at {row['best_epoch']}",
-            f"{row['cpu_seconds']} s",
-            flush=True,
-        )
+    asked = tasks(rows, args.seeds, args.tune, args.parts)
+    lines.fill([t for t in asked if t.graph in graphs and all(w in map(str, t[:4]) for w in words)], run, args.data)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-from pathlib import Path
 
 import torch
 
 import adahop
 from adahop.methods import METHODS
+from adahop_lab.process import memory
 
 EARLY = 10  # epochs until caches and allocators have settled
-
-
-def resident() -> float:
-    """MiB of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def live() -> int:
@@ -44,7 +38,7 @@ def over(method: str, epochs: int, data: str, prefetch: int, **options) -> dict[
 
     def look(row: dict[str, float]) -> None:
         if row["epoch"] in (EARLY, epochs):
-            seen[int(row["epoch"])] = live(), resident()
+            seen[int(row["epoch"])] = live(), memory() / 2**20
 
     sizes = (60, 60) if METHODS[method].family == "layer-wise" else (5, 5)
     adahop.fit(adahop.load(data), method=method, sizes=sizes, epochs=epochs, batch_size=100, on_epoch=look, noise=0.0,

@@ -5,16 +5,15 @@ Everything between the two marks in the page is replaced; nothing is typed by ha
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from adahop_lab.bench.show import markdown
+from adahop_lab.rows import read_rows, replaced
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "lab" / "docs" / "speed.md"
-BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 KEYS = {
     "sampling": ["method", "threads", "edges_per_s", "spread", "ratio_dgl_uniform", "ratio_dgl_int32", "of_limit",
                  "bytes_per_edge", "bytes_per_node"],
@@ -22,10 +21,6 @@ KEYS = {
 }  # fmt: skip
 LIKE = (("graphsage:draw=systematic", "dgl:uniform:replace=false"), ("bs", "dgl:weighted"),
         ("labor:refine=0", "dgl:labor"), ("labor", "dgl:labor:refine=1"))  # fmt: skip
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
 def sampling(rows: list[dict[str, Any]]) -> str:
@@ -80,11 +75,9 @@ def main(folder: Path) -> None:
     parts = []
     for kind in (sampling, degrees, epoch, inference):
         for path in sorted(folder.glob(f"{kind.__name__}*.jsonl")):
-            rows = read(path)
+            rows = read_rows(path)
             parts += [kind(rows)] if rows else []
-    text = PAGE.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    PAGE.write_text(before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after)
+    replaced(PAGE, "speed", "\n".join(parts))
 
 
 if __name__ == "__main__":

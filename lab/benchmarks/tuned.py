@@ -14,10 +14,11 @@ import functools
 import itertools
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adahop_lab.rows import read_rows, run_tasks
+from adahop_lab.rows import Lines
 
 GRAPHS = {  # file: hidden, epochs
     "ppi_rebuilt_labels": (256, 12),
@@ -80,25 +81,6 @@ def run(task: TunedTask, folder: str, device: str) -> dict[str, Any]:
     return {**row, "seconds": result.history[-1]["seconds"], "wall": time.perf_counter() - began}
 
 
-class Book:
-    """The rows of a file; it grows as runs end."""
-
-    def __init__(self, path: str):
-        self.path = path
-        self.rows = {TunedTask(*(r[f] for f in TunedTask._fields)): r for r in read_rows(path)}
-
-    def fill(self, tasks: list[TunedTask], args: argparse.Namespace) -> None:
-        todo = [t for t in tasks if t not in self.rows]
-        print(f"{len(tasks) - len(todo)} runs are there, {len(todo)} to do", flush=True)
-        for at, (task, row) in enumerate(run_tasks(self.path, run, todo, args.jobs, args.data, args.device), 1):
-            self.rows[TunedTask(*task)] = row
-            if at % 20 == 0 or row["seed"] < TRIAL:
-                print(f"{at}/{len(todo)}", *task, f"val {row['val']:.4f} in {row['wall']:.1f} s", flush=True)
-
-    def mean(self, case: tuple, settings: tuple, seeds: range, what: str = "val") -> float:
-        return sum(self.rows[TunedTask(*case, *settings, s)][what] for s in seeds) / len(seeds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the .npz files")
@@ -108,19 +90,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    book, grid = Book(args.out), list(itertools.product(LR, DROPOUT, DECAY, AVERAGE))
+    book, grid = Lines(args.out, TunedTask._fields), list(itertools.product(LR, DROPOUT, DECAY, AVERAGE))
     cases = [c for c in compared() if not args.only or c[0] in args.only.split(",")]
-    book.fill([TunedTask(*case, *settings, TRIAL) for case in cases for settings in grid], args)
+
+    def fill(settings: dict[tuple, list], seeds: Iterable[int]) -> None:
+        tasks = [TunedTask(*case, *one, seed) for case in cases for one in settings[case] for seed in seeds]
+        book.fill(tasks, run, args.data, args.device, jobs=args.jobs)
 
     def best(case: tuple, among: list, seeds: int) -> list:
-        return sorted(among, key=lambda s: -book.mean(case, s, range(TRIAL, TRIAL + seeds)))
+        tried = range(TRIAL, TRIAL + seeds)
+        return sorted(among, key=lambda one: -sum(book.rows[(*case, *one, s)]["val"] for s in tried))
 
+    fill(dict.fromkeys(cases, grid), [TRIAL])
     short = {case: best(case, grid, 1)[:FINAL] for case in cases}
-    book.fill([TunedTask(*c, *s, TRIAL + i) for c in cases for s in short[c] for i in (1, 2)], args)
+    fill(short, (TRIAL + 1, TRIAL + 2))
     chosen = {case: best(case, short[case], 3)[0] for case in cases}
-    book.fill([TunedTask(*c, *chosen[c], s) for c in cases for s in range(args.seeds)], args)
+    fill({case: [one] for case, one in chosen.items()}, range(args.seeds))
     for case in cases:
-        tests = [book.rows[TunedTask(*case, *chosen[case], s)]["test"] for s in range(args.seeds)]
+        tests = [book.rows[(*case, *chosen[case], s)]["test"] for s in range(args.seeds)]
         mean = sum(tests) / len(tests)
         print(*case, "lr, dropout, decay, average =", chosen[case], f"test {mean:.4f}", [round(t, 4) for t in tests])
 

@@ -15,7 +15,6 @@ import os
 import re
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pyg_half import ran
 from typed_scores import SEEDS, SETTINGS, TRIALS, paired, planted_splits
 
 import adahop
-from adahop_lab.rows import add_row, read_rows
+from adahop_lab.rows import Lines, markdown
 
 HERE = Path(__file__).parent
 GRAPHS = {"planted": (10, 256, 8), "freebase": (10, 64, 15)}  # k, batch size, epochs
@@ -40,8 +39,9 @@ def path_of(graph: str, folder: Path) -> Path:
     return path
 
 
-def run(graph: str, arm: str, lr: float, dropout: float, seed: int, folder: Path) -> dict[str, Any]:
-    (k, batch, epochs), (way, over) = GRAPHS[graph], ARMS[arm]
+def run(task: tuple[str, str, float, float, int, int], folder: Path) -> dict[str, Any]:
+    graph, arm, lr, dropout, seed, epochs = task
+    (k, batch, _), (way, over) = GRAPHS[graph], ARMS[arm]
     words = {
         "dataset": path_of(graph, folder), "neighbors": k // over, "batch-size": batch, "lr": lr, "dropout": dropout,
         "epochs": epochs, "seed": seed,
@@ -55,8 +55,7 @@ def run(graph: str, arm: str, lr: float, dropout: float, seed: int, folder: Path
     }  # fmt: skip
 
 
-def key(row: dict[str, Any]) -> tuple:
-    return tuple(row[k] for k in ("graph", "arm", "rate", "dropout", "seed", "epochs"))
+NAMES = ("graph", "arm", "rate", "dropout", "seed", "epochs")
 
 
 def best(rows: list[dict[str, Any]], graph: str, arm: str) -> tuple[float, float]:
@@ -71,7 +70,7 @@ def best(rows: list[dict[str, Any]], graph: str, arm: str) -> tuple[float, float
 
 def table(rows: list[dict[str, Any]]) -> str:
     head = ("graph", "", "neighbours", "rate, dropout", "micro-F1", "macro-F1", "less the script at k", "seeds")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = []
     for graph in GRAPHS:
         found = {
             arm: {r["seed"]: r for r in rows if (r["graph"], r["arm"]) == (graph, arm) and r["seed"] in SEEDS}
@@ -85,8 +84,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             apart = "" if arm == "the script" else paired(mine, found["the script"])
             cells = (graph, arm, f"{one['k']}, {one['k']}", f"{one['rate']}, {one['dropout']}", f"{micro:.4f}",
                      f"{macro:.4f}", apart, str(len(mine)))  # fmt: skip
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(head, lines)
 
 
 def main() -> None:
@@ -97,31 +96,24 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    rows = read_rows(args.out)
+    lines = Lines(args.out, NAMES)
     if args.table:
-        print(table(rows))
+        print(table(list(lines.rows.values())))
         return
     torch.set_num_threads(1)
     adahop.ops.set_threads(1)
-    began, arms = time.monotonic(), args.arms.split(",")
-    for stage in ("trials", "seeds"):
+    for stage in (TRIALS, SEEDS):
+        rows = list(lines.rows.values())
         asked = [
-            (graph, arm, *pair, seed)
-            for seed in (TRIALS if stage == "trials" else SEEDS)
+            (graph, arm, *pair, seed, GRAPHS[graph][2])
+            for seed in stage
             for graph in GRAPHS
-            for arm in arms
-            for pair in (SETTINGS if stage == "trials" else [best(rows, graph, arm)])
+            for arm in args.arms.split(",")
+            for pair in (SETTINGS if stage is TRIALS else [best(rows, graph, arm)])
         ]
-        done = {key(r) for r in rows}
-        for at, task in enumerate(asked, 1):
-            if (*task, GRAPHS[task[0]][2]) in done:
-                continue
-            if time.monotonic() - began > 60 * args.minutes:
-                return
-            rows.append(run(*task, args.data))
-            add_row(args.out, rows[-1])
-            print(f"{stage} {at}/{len(asked)}", *task, rows[-1]["val"], f"{rows[-1]['cpu_seconds']} s", flush=True)
-    print(table(rows))
+        if not lines.fill(asked, run, args.data, seconds=60 * args.minutes):
+            return
+    print(table(list(lines.rows.values())))
 
 
 if __name__ == "__main__":

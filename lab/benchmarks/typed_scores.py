@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 
 import torch
-from scipy.stats import t as student
 from torch_geometric.data import HeteroData
 
 import adahop
 from adahop.datasets.typed import make_typed
 from adahop.metrics import score
-from adahop_lab.rows import add_row, read_rows
+from adahop_lab.experiments import stats
+from adahop_lab.rows import Lines, markdown
 
 ARMS = {
     "all": ("graphsage", -1),
@@ -77,10 +75,11 @@ def read(name: str):
     return make_typed("planted", data, "case", splits)
 
 
-def run(graph: str, model: str, arm: str, rate: float, dropout: float, seed: int, epochs: int) -> dict:
+def run(task: tuple[str, str, str, float, float, int, int], files: dict[str, str]) -> dict:
     torch.set_num_threads(1)
     adahop.ops.set_threads(1)
-    data, (method, k) = read(graph), ARMS[arm]
+    graph, model, arm, rate, dropout, seed, epochs = task
+    data, (method, k) = read(files[graph]), ARMS[arm]
     start = time.perf_counter()
     result = adahop.fit(
         data, model=model, method=method, sizes=(k, k), hidden=64, epochs=epochs, batch_size=256, lr=rate,
@@ -91,13 +90,11 @@ def run(graph: str, model: str, arm: str, rate: float, dropout: float, seed: int
     mask = data.test_mask
     out, y = result.model.inference(graph_of, data.x)[mask], data.y[mask]
     found = {"val": result.val, "micro": score("accuracy", out, y), "macro": score("macro-f1", out, y)}
-    where = Path(graph).stem
-    return {"graph": where, "model": model, "arm": arm, "rate": rate, "dropout": dropout, "seed": seed, "noise": 0.0,
+    return {"graph": graph, "model": model, "arm": arm, "rate": rate, "dropout": dropout, "seed": seed, "noise": 0.0,
             "epochs": epochs, "seconds": round(seconds, 2), **{k: round(v, 5) for k, v in found.items()}}  # fmt: skip
 
 
-def key(row: dict) -> tuple:
-    return tuple(row[k] for k in ("graph", "model", "arm", "rate", "dropout", "seed", "epochs"))
+NAMES = ("graph", "model", "arm", "rate", "dropout", "seed", "epochs")
 
 
 def best(rows: list[dict], graph: str, model: str, arm: str) -> tuple[float, float]:
@@ -114,7 +111,7 @@ HEAD = ("graph", "model", "arm", "micro-F1", "macro-F1", "- all", "- uniform 10"
 
 
 def table(rows: list[dict], seeds: int) -> str:
-    lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+    lines = []
     for graph, model in dict.fromkeys((r["graph"], r["model"]) for r in rows):
         by_arm = {arm: {r["seed"]: r for r in rows if _of(r, graph, model, arm) and r["seed"] < seeds} for arm in ARMS}
         for arm, mine in by_arm.items():
@@ -123,8 +120,8 @@ def table(rows: list[dict], seeds: int) -> str:
             means = [statistics.mean(r[k] for r in mine.values()) for k in ("micro", "macro", "seconds")]
             apart = ["" if other == arm else paired(mine, by_arm[other]) for other in ("all", "uniform 10")]
             cells = [graph, model, arm, f"{means[0]:.4f}", f"{means[1]:.4f}", *apart, f"{means[2]:.1f}"]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(HEAD, lines)
 
 
 def _of(row: dict, graph: str, model: str, arm: str) -> bool:
@@ -133,11 +130,8 @@ def _of(row: dict, graph: str, model: str, arm: str) -> bool:
 
 def paired(mine: dict, other: dict) -> str:
     """The mean difference in micro-F1 over the seeds of both, and half its 95 % interval."""
-    both = [mine[s]["micro"] - other[s]["micro"] for s in mine if s in other]
-    if len(both) < 2:
-        return ""
-    t95 = float(student.ppf(0.975, len(both) - 1))
-    return f"{statistics.mean(both):+.4f} ± {t95 * statistics.stdev(both) / len(both) ** 0.5:.4f}"
+    found = stats.paired(*({s: row["micro"] for s, row in rows.items()} for rows in (mine, other)))
+    return "" if found is None else f"{found.difference:+.4f} ± {found.high - found.difference:.4f}"
 
 
 def main() -> None:
@@ -152,31 +146,19 @@ def main() -> None:
     parser.add_argument("--out", default="lab/benchmarks/results/typed_scores.jsonl")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    out, began = Path(args.out), time.monotonic()
-    rows = read_rows(out)
+    lines = Lines(args.out, NAMES)
     if args.table:
-        print(table(rows, args.seeds))
+        print(table(list(lines.rows.values()), args.seeds))
         return
-    done, arms, seeds = {key(r) for r in rows}, args.arms.split(","), {"trials": TRIALS, "seeds": range(args.seeds)}
-    with ProcessPoolExecutor(args.processes) as pool:
-        for stage in ("trials", "seeds"):
-            asked = []
-            for graph, model, seed, arm in product(args.graphs, args.models.split(","), seeds[stage], arms):
-                pairs = SETTINGS if stage == "trials" else [best(rows, Path(graph).stem, model, arm)]
-                asked += [(graph, model, arm, *pair, seed, args.epochs) for pair in pairs]
-            asked = [a for a in asked if (Path(a[0]).stem, *a[1:]) not in done]
-            waiting = {pool.submit(run, *a): a for a in asked}
-            for future in as_completed(waiting):
-                row = future.result()
-                rows.append(row)
-                add_row(out, row)
-                left = sum(not w.done() for w in waiting)
-                print(f"{stage}: {left} left, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-                if time.monotonic() - began > args.seconds:
-                    for w in waiting:
-                        w.cancel()
-                    return
-    print(table(rows, args.seeds))
+    files, arms = {Path(graph).stem: graph for graph in args.graphs}, args.arms.split(",")
+    for stage in (TRIALS, range(args.seeds)):
+        rows, asked = list(lines.rows.values()), []
+        for graph, model, seed, arm in product(files, args.models.split(","), stage, arms):
+            pairs = SETTINGS if stage is TRIALS else [best(rows, graph, model, arm)]
+            asked += [(graph, model, arm, *pair, seed, args.epochs) for pair in pairs]
+        if not lines.fill(asked, run, files, jobs=args.processes, seconds=args.seconds):
+            return
+    print(table(list(lines.rows.values()), args.seeds))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adahop.samplers import Sampler
-from adahop_lab.rows import read_rows, run_tasks
+from adahop_lab.rows import Lines
 
 GRAPHS = {  # file: hidden, lr, epochs
     "ppi_rebuilt_labels": (256, 3e-3, 12),
@@ -127,19 +127,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    done = {PartTask(*(r[f] for f in PartTask._fields)) for r in read_rows(args.out)}
 
     def wanted(t: PartTask) -> bool:
         text = f"{t.graph} {t.name} {t.k}"
         named = any(w in text for w in args.only.split(",")) if args.only else True
         left = any(w in text for w in args.leave.split(",")) if args.leave else False
-        return named and not left and t not in done and t.seed < args.seeds
+        return named and not left and t.seed < args.seeds
 
-    todo = [t for t in tasks() if wanted(t)]
-    print(f"{len(done)} runs are there, {len(todo)} to do", flush=True)
-    for at, (task, row) in enumerate(run_tasks(args.out, run, todo, args.jobs, args.data, args.device), 1):
-        seen = [(x["layer"], round(x["over_uniform"] or 0, 4), round(x["over_oracle"] or 0, 3)) for x in row["layers"]]
-        print(f"{at}/{len(todo)}", *task, f"{row['test']:.4f} in {row['wall']:.0f} s", *seen, flush=True)
+    asked = filter(wanted, tasks())
+    Lines(args.out, PartTask._fields).fill(asked, run, args.data, args.device, jobs=args.jobs)
 
 
 if __name__ == "__main__":

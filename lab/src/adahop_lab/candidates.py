@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from adahop.run import Result
 from adahop.seams import NodeData
 from adahop.train import fit
 from adahop_lab import stale
-from adahop_lab.rows import Row, add_row
+from adahop_lab.rows import Lines, Row
 
 GRID = tuple({"lr": lr, "dropout": share} for lr, share in product((0.001, 0.003, 0.01), (0.0, 0.5)))
 TUNING = (1000, 1001)  # seeds of the choice by validation; no run that counts has them
@@ -106,29 +104,6 @@ def read_by_a_step(result: Result, data: NodeData, batch_size: int) -> float:
 
 
 # --- runs that are kept ----------------------------------------------------------------------------------------------
-
-
-class Lines:
-    """Rows of a file by what names them: what is there is not run again."""
-
-    def __init__(self, path: str | Path, names: tuple[str, ...]):
-        self.path, self.names = Path(path), names
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # a line that a kill cut off is run again
-        if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
-        self.rows = {self.key(row): row for row in map(json.loads, whole.splitlines())}
-
-    def key(self, row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in self.names)
-
-    def get(self, named: Row, make: Callable[[], Row]) -> Row:
-        key = self.key(named)
-        if key not in self.rows:
-            self.rows[key] = {**named, **make()}
-            add_row(self.path, self.rows[key])
-        return self.rows[key]
 
 
 NAMES = ("dataset", "candidate", "lr", "dropout", "seed", "epochs", "hidden", "batch_size", "layers", "device")

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
 from adahop.mapped.folder import MANIFEST, Folder, cache, manifest, read
-from adahop.ops import ask_for, in_file, no_more_than_asked, ranges
+from adahop.ops import ask_for, in_file, no_more_than_asked, normalise, prepend, ranges, segment_of
 from adahop.typed import EdgeFeatures
 
 ARRAYS = ("indptr", "indices", "weight", "eid", "first")
@@ -98,61 +97,45 @@ def name_of(home: Path) -> str:
 
 
 def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
-    n, m = g.num_nodes, g.num_edges + (g.num_nodes if loops else 0)
+    """The arrays that are new in the normalised graph, some nodes' edges in memory at a time."""
+    places = g.indptr + torch.arange(g.num_nodes + 1) if loops else g.indptr
+    m = int(places[-1])
     with Folder(home, {"of": g.name}) as folder:
-        out: dict[str, Any] = {}
+        out: dict[str, np.ndarray] = {}
         if kind is not None or g.weight is not None:
             out["weight"] = folder.array("weight", np.float32, (m,))
         if loops:
-            steps = torch.arange(n + 1)
-            folder.save("indptr", g.indptr + steps)
-            folder.save("first", g.first + steps[1:])
+            folder.save("indptr", places)
+            folder.save("first", g.first + torch.arange(1, g.num_nodes + 1))
             out["indices"] = folder.array("indices", g.indices.numpy().dtype, (m,))
             out["eid"] = folder.array("eid", np.int32 if m < 2**31 else np.int64, (m,))
-        total = torch.zeros(n, dtype=torch.double)
-        if kind == "sym":  # a first pass: the other end's sum is needed before its turn
-            for a, b in ranges(g.indptr, EDGES):
-                total[a:b] = _piece(g, a, b, loops).total()
-            total = total.rsqrt().masked_fill(total == 0, 0.0)
-        for a, b in ranges(g.indptr, EDGES):
-            _piece(g, a, b, loops).write(out, kind, total)
+        parts, root = ranges(g.indptr, EDGES), torch.zeros(g.num_nodes, dtype=torch.double)
+        for a, b in parts if kind == "sym" else ():  # a first pass: the other end's sum is needed before its turn
+            ptr, found = _edges(g, a, b, loops)
+            root[a:b].index_add_(0, segment_of(ptr, len(found["weight"])), found["weight"].double())
+        root = root.rsqrt().masked_fill(root == 0, 0.0)
+        for a, b in parts:
+            ptr, found = _edges(g, a, b, loops)
+            if kind == "row":
+                found["weight"] = normalise(ptr, found["indices"], found["weight"], False)
+            elif kind == "sym":
+                row, source = segment_of(ptr, len(found["weight"])), found["indices"].long()
+                found["weight"] = found["weight"].double() * root[a:b][row] * root[source]
+            for name, array in out.items():
+                array[places[a] : places[b]] = found[name].numpy()
 
 
-class _Piece:
-    """Some nodes' edges in memory, with their loops: place, target row, source, weight and id of each."""
-
-    def __init__(self, a: int, b: int, at: int, row: Tensor, src: Tensor, weight: Tensor, eid: Tensor):
-        self.a, self.b, self.at, self.row, self.src, self.weight, self.eid = a, b, at, row, src, weight, eid
-
-    def total(self) -> Tensor:
-        return torch.zeros(self.b - self.a, dtype=torch.double).index_add_(0, self.row, self.weight)
-
-    def write(self, out: dict[str, Any], kind: str | None, root: Tensor) -> None:
-        weight = self.weight
-        if kind == "row":
-            weight = weight / self.total().clamp(min=1e-300)[self.row]
-        elif kind == "sym":
-            weight = weight * root[self.row + self.a] * root[self.src]
-        for name, value in (("weight", weight), ("indices", self.src), ("eid", self.eid)):
-            if name in out:
-                out[name][self.at : self.at + self.row.numel()] = value.numpy()
-
-
-def _piece(g: MappedGraph, a: int, b: int, loops: bool) -> _Piece:
-    lo, hi, n = int(g.indptr[a]), int(g.indptr[b]), b - a
-    row = torch.repeat_interleave(torch.arange(n), g.indptr[a : b + 1].diff())
-    src = g.indices[lo:hi].long()
-    weight = torch.ones(hi - lo, dtype=torch.double) if g.weight is None else g.weight[lo:hi].double()
-    eid = torch.arange(lo, hi) if g.eid is None else g.eid[lo:hi].long()
+def _edges(g: MappedGraph, a: int, b: int, loops: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """The pointer, sources, weights and ids of the edges of nodes a..b, with a loop before those of each."""
+    lo, hi, nodes = int(g.indptr[a]), int(g.indptr[b]), torch.arange(a, b)
+    ptr = g.indptr[a : b + 1] - lo
+    found = {
+        "indices": g.indices[lo:hi],
+        "weight": torch.ones(hi - lo) if g.weight is None else g.weight[lo:hi],
+        "eid": torch.arange(lo, hi) if g.eid is None else g.eid[lo:hi],
+    }
     if not loops:
-        return _Piece(a, b, lo, row, src, weight, eid)
-    nodes = torch.arange(n)
-    old = torch.arange(hi - lo) + row + 1
-    new = g.indptr[a:b] - lo + nodes
-    both = []
-    mine = (nodes, nodes + a, torch.ones(n, dtype=torch.double), nodes + a + g.num_edges)
-    for own, others in zip(mine, (row, src, weight, eid), strict=True):
-        t = torch.empty(hi - lo + n, dtype=others.dtype)
-        t[new], t[old] = own, others
-        both.append(t)
-    return _Piece(a, b, lo + a, *both)
+        return ptr, found
+    own = {"indices": nodes, "weight": torch.ones(b - a), "eid": nodes + g.num_edges}
+    many = torch.arange(b - a + 1)
+    return ptr + many, {k: prepend(values, ptr, own[k].to(values.dtype)) for k, values in found.items()}

@@ -39,11 +39,6 @@ class Aligned(NamedTuple):
         real = self.at >= 0
         return out.index_copy_(0, self.at[real], value[real])
 
-    @property
-    def drawn(self) -> Tensor | slice:
-        """Which of the edges in use are of the batch."""
-        return slice(0, self.kept) if self.at is None else self.at >= 0
-
 
 def same(start: int, edges: int) -> Aligned:
     """Columns from `start` on, as they are."""

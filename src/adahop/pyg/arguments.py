@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from adahop.pyg.align import Aligned
@@ -68,17 +68,20 @@ def detached(value: Any) -> Any:
 
 
 def less(now: Any, then: Any, trust: float) -> Any:
-    """Sources' rows less what is trusted of those kept."""
-    if isinstance(now, tuple | list):
-        return now[0] - trust * sources_of(then), now[1]
-    return now - trust * then
+    """Rows less what is trusted of those kept; a part that nothing is kept of stays as it is."""
+    if not isinstance(now, tuple | list):
+        return now - trust * then
+    if now[0] is now[-1] and then[-1] is not None:
+        return (now[0] - trust * then[0],) * len(now)
+    return tuple(a if a is None or b is None else a - trust * b for a, b in zip(now, then, strict=True))
 
 
 def per_edge(value: Any, edges: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == edges
 
 
-def no_edges(kwargs: dict[str, Any], edges: int, node: dict[str, set[str]]) -> dict[str, Any]:
+def no_edges(kwargs: dict[str, Any], edges: int, node: Container[str]) -> dict[str, Any]:
+    """The arguments for no edge at all; those in `node` have rows of nodes."""
     return {k: v[:0] if per_edge(v, edges) and k not in node else v for k, v in kwargs.items()}
 
 
@@ -109,9 +112,9 @@ def some(place: Aligned, at: Tensor) -> Aligned:
 
 
 @contextlib.contextmanager
-def still(conv: MessagePassing) -> Iterator[None]:
-    """Within, a layer drops nothing and counts nothing."""
-    training = [m for m in conv.modules() if m.training]
+def still(model: nn.Module) -> Iterator[None]:
+    """Within, a layer or model is in evaluation: it drops nothing and counts nothing."""
+    training = [m for m in model.modules() if m.training]
     for m in training:
         m.training = False
     try:

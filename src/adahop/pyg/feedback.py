@@ -19,6 +19,7 @@ from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch, Whole
 from adahop.pyg.history import LayerHistories
 from adahop.pyg.hops import Hops
+from adahop.pyg.memory import Memory
 from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
 from adahop.pyg.wrap import Propagate, Round, layers_of, scale_of, scaled
@@ -35,7 +36,7 @@ class Learner:
     data: Data | HeteroData
     estimator = "plain"  # or "snapshot", "history"
     _noise = 0.0
-    _snapshots: Snapshots | LayerHistories | None = None
+    _snapshots: Memory | None = None
     _history: dict[str, Any] | None = None  # options of `LayerHistories`
     _found: dict[str, Any] | None = None  # snapshots of a checkpoint, until the model is known
     _last: weakref.ref[Any] | None = None  # the batch handed out last
@@ -109,7 +110,7 @@ class Learner:
                 self._snapshots.restore(self._found)
                 self._found = None
 
-    def _memory_of(self, model: nn.Module) -> Snapshots | LayerHistories:
+    def _memory_of(self, model: nn.Module) -> Memory:
         if self.estimator == "snapshot":
             return Snapshots(model, self.data, self._wholes, self.noise)
         more: dict[str, Any] = {

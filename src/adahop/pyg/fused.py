@@ -65,6 +65,11 @@ def rows_of(call: Call, kwargs: dict[str, Any]) -> Tensor | None:
     return h if h.shape[-1] > 1 else None
 
 
+def num_targets(index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None) -> int:
+    """How many nodes `aggregate` sums for, from its arguments."""
+    return int(index.max()) + 1 if dim_size is None else dim_size
+
+
 def on_ones(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `propagate` with one column of ones in place of `name`."""
 
@@ -81,17 +86,18 @@ def layout(call: Call, place: Aligned, used: Tensor, targets: int) -> Layout:
     edges, found = call.batch.kept.get(key, (None, None))
     if edges is None or not torch.equal(edges, used):
         edges = used.clone()  # a batch that held its own edges would never be let go
-        found = _by_target(edges, targets)
+        found = by_target(edges, targets)
         call.batch.kept[key] = edges, found
     return found
 
 
-def _by_target(used: Tensor, targets: int) -> Layout:
+def by_target(used: Tensor, targets: int) -> Layout:
+    """Edges by target, in their order within one; a self-loop of each node may come after all others."""
     src, dst = used
     ptr = ops.pointer(torch.bincount(dst, minlength=targets))
     if _sorted(dst):
         return Layout(None, src, dst, ptr)
-    many = dst.numel() - targets  # of the batch; a self-loop of each node comes after them
+    many = dst.numel() - targets
     nodes = torch.arange(targets, device=dst.device)
     if many >= 0 and torch.equal(dst[many:], nodes) and _sorted(dst[:many]):
         to = torch.cat([torch.arange(many, device=dst.device) + dst[:many], ptr[1:] - 1])

@@ -21,26 +21,27 @@ from torch_geometric.loader.utils import filter_data
 
 from adahop.checks import tell
 from adahop.pyg import batches
-from adahop.pyg.arguments import CLOSE, close, first_of_each, lifted, pair, sources_of
+from adahop.pyg.arguments import CLOSE, close, first_of_each, lifted, pair, sources_of, still
 from adahop.pyg.batches import DrawnBatch, Whole
 from adahop.pyg.hops import Hops, weigh
 from adahop.pyg.inference import arguments_of
+from adahop.pyg.memory import Memory
 from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, PassHistory, Unknown
+from adahop.pyg.readings import Reading
 from adahop.pyg.recalled import Recalled
 from adahop.pyg.root import Root
 from adahop.pyg.rows import NodeRows
-from adahop.pyg.wrap import Call, Propagate, backward, bare, layers_of, scale_of
+from adahop.pyg.wrap import Call, Propagate, backward, bare
 from adahop.storage import MEMORY, Storage
 
 log = logging.getLogger("adahop")
 MIXED = 0.3  # of the way that a row moves to one that dropout has changed
 OF_LATE = 0.9  # the weight of what earlier batches said of a row's worth
+NUMBERS = ("steps", "cursor", "round", "refresh", "tried")  # of a state
 
 
-class LayerHistories:
+class LayerHistories(Memory):
     """Those of a model's layers, in place of `Snapshots`."""
-
-    waiting = False
 
     def __init__(
         self,
@@ -52,41 +53,40 @@ class LayerHistories:
         refresh: int = 0,
         disjoint: bool = False,
         transform: Callable[[Data], Data] | None = None,
+        device: torch.device | str = "cpu",
     ):
-        self.model, self.data, self.noise, self.disjoint, self.transform = model, data, noise, disjoint, transform
+        """`device` is where batches are drawn: rows lie there too."""
+        super().__init__(model, data, noise)
+        self.device = torch.device(device)
+        self.disjoint, self.transform = disjoint, transform
         self.dtype, self.storage, self.refresh = dtype, storage, refresh
         self.nodes = int(data.num_nodes or 0)
-        self.layers = {name: scale_of(m) for name, m in layers_of(model).items()}
-        self.kept: dict[Propagate, list[ForwardHistory]] = {}
         self.whole: Whole | None = None
         self.renewing = False
         self.trying: dict[tuple[int, str], Tensor] | None = None  # while it is tried whether rows are random
-        self.steps, self.cursor, self.round, self.stamp = 0, 0, 0, torch.zeros(self.nodes, dtype=torch.int32)
+        self.steps, self.cursor, self.round = 0, 0, 0
+        self.stamp = torch.zeros(self.nodes, dtype=torch.int32, device=device)
         self.tried = False
         self.spent = {"read": 0.0, "renew": 0.0}
-        self._first: dict[Any, list[Tensor | None]] | None = (
-            None  # the calls of the batch on which layers are seen first
-        )
+        self._first: dict[Any, list[Tensor | None]] | None = None  # calls of the batch on which layers are seen first
         self._tags: dict[Any, int] = {}  # of that batch: how many sums lie before a result, by its gradient
         self._serial = 0
         self._pending: list[Callable[[], Any]] = []
         self._said: set[str] = set()
-        self._counts: dict[Propagate, int] = {}
-        for layer in self.layers.values():
-            assert layer is not None
-            layer._memory = weakref.ref(self)
 
     def close(self) -> None:
-        for layer in self.layers.values():
-            if layer is not None and layer.memory is self:
-                layer._memory = None
-        self.kept.clear()
+        super().close()
         self._pending.clear()
 
     def begin(self) -> None:
-        """A forward of the model begins: what the one before has sent is written now, when nobody computes with it."""
+        """What the forward before has sent is written now, when nobody computes with it."""
+        super().begin()
         self.settle()
-        self._counts.clear()
+
+    @property
+    def _passes(self) -> list[PassHistory]:
+        """Those of all layers and forwards."""
+        return [p for forwards in self.kept.values() for f in forwards for p in f.passes]
 
     def settle(self) -> None:
         for write in self._pending:
@@ -94,19 +94,19 @@ class LayerHistories:
         self._pending.clear()
 
     def renew(self) -> None:
-        """An epoch begins: what the last one cost is written to the log."""
+        """What the last epoch cost is written to the log."""
         if self.steps:
             log.info("%s", self)
 
     def before_batch(self, whole: Whole) -> None:
-        """A batch is about to be handed out: the oldest rows are renewed."""
+        """The oldest rows are renewed."""
         self.whole = whole
         self.settle()
         if not self.kept:
             return
         if self._first is not None and self.steps == 0:
             self._first, self._tags = None, {}
-            for past in (p for fs in self.kept.values() for f in fs for p in f.passes):
+            for past in self._passes:
                 past.spare = {}
                 past.sums, past.filled = (None, None) if past.own is None else (past.sums, past.filled)
             log.info("%s", self)
@@ -128,7 +128,7 @@ class LayerHistories:
     def __str__(self) -> str:
         kind, cost = str(self.dtype).removeprefix("torch."), self.cost()
         where = "memory" if self.storage is MEMORY else "files"
-        without = [name for name, layer in self.layers.items() if any(f.why for f in self.kept.get(layer, []))]  # type: ignore[arg-type]
+        without = [name for name, layer in self.layers.items() if any(f.why for f in self.kept.get(layer, []))]
         return (
             f"history, without a pass over the graph: {self.bytes / 2**20:.1f} MiB of {kind} rows in {where}"
             + (f", none for layers {', '.join(without)}" if without else "")
@@ -138,20 +138,14 @@ class LayerHistories:
 
     # --- called by `Propagate` and `Recalled` -------------------------------------------------------------------------
 
-    def listen(self, layer: Propagate, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A forward in evaluation on something that is no batch: where it is the whole graph, all rows are taken."""
-        at = self._counts.get(layer, 0)
-        self._counts[layer] = at + 1
-        forwards = self.kept.get(layer, [])
-        tensors = [v for a in (*args, *kwargs.values()) for v in pair(a) if isinstance(v, Tensor)]
+    def heard(self, layer: Propagate, given: list[Tensor]) -> _Heard | None:
+        """All rows are taken from the whole graph."""
+        at, forwards = self._next(layer), self.kept.get(layer, [])
         size = (2, self.data.edge_index.shape[1])
-        if at >= len(forwards) or forwards[at].why or not any(tuple(t.shape) == size for t in tensors):
-            return layer._plain(*args, **kwargs)
-        heard: Any = _Heard(layer, forwards[at], self.nodes)
-        with layer.within(heard):
-            out = layer._forward(*args, **kwargs)
+        if at >= len(forwards) or forwards[at].why or not any(tuple(t.shape) == size for t in given):
+            return None
         self.stamp.fill_(self.steps)
-        return out
+        return _Heard(layer, forwards[at], self.nodes)
 
     def of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> Recalled | None:
         if call.batch.num_edges is None or call.scale.numel() != call.batch.e_id.numel():
@@ -167,7 +161,7 @@ class LayerHistories:
             except Unknown as e:
                 self._do_without(layer, forward, str(e))
             self.spent["read"] += time.perf_counter() - began
-        return Recalled(self, forward, full, missing)
+        return Recalled(self, call, forward, full, missing)
 
     def _forward_of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> ForwardHistory | None:
         n = call.number(args, kwargs)
@@ -243,7 +237,7 @@ class LayerHistories:
         self._serial += 1
         if forward.why:
             return
-        past = self.new(call, kwargs, node)
+        past = self.new(kwargs, node)
         past.level, past.shape = level, tuple(out.shape[1:]) if isinstance(out, Tensor) else ()
         for update in forward.updates[len(forward.passes) :]:
             update.level = level
@@ -252,20 +246,20 @@ class LayerHistories:
             other.own, other.rows = None, {**other.rows, **other.spare}
         if own is not None and call.reading.linear and not call.reading.parametric:
             past.own, past.rows, past.spare = own, {}, past.rows
-            past.sums = NodeRows(self.nodes, past.shape, storage=self.storage)
-            past.filled = torch.zeros(self.nodes, dtype=torch.bool)
+            past.sums = NodeRows(self.nodes, past.shape, storage=self.storage, device=self.device)
+            past.filled = torch.zeros(self.nodes, dtype=torch.bool, device=self.device)
         dims = {v.dim() for k in node for v in pair(kwargs.get(k)) if isinstance(v, Tensor)}
         if call.layer.conv.node_dim % max(dims, default=1) != 0:
             self._do_without(call.layer, forward, "its nodes are not the first dimension of what it sums")
         forward.passes.append(past)
 
-    def new(self, call: Call, kwargs: dict[str, Any], node: dict[str, set[str]]) -> PassHistory:
+    def new(self, kwargs: dict[str, Any], node: dict[str, set[str]]) -> PassHistory:
         """Room for the sources' rows of some arguments."""
         past = PassHistory()
         for name, sides in node.items():
             now = sources_of(kwargs.get(name))
             if "j" in sides and now is not None and now.is_floating_point():
-                past.rows[name] = NodeRows(self.nodes, tuple(now.shape[1:]), self.dtype, self.storage)
+                past.rows[name] = NodeRows(self.nodes, tuple(now.shape[1:]), self.dtype, self.storage, self.device)
         return past
 
     def _own(self, call: Call, kwargs: dict[str, Any], node: dict[str, set[str]]) -> str | None:
@@ -279,7 +273,8 @@ class LayerHistories:
         found = names.pop() if len(names) == 1 else None
         if found is None or not isinstance(self.data[found], Tensor):
             return None
-        same = torch.equal(self.data[found][call.batch.n_id[:64]], value[:64].to(self.data[found].device))
+        table = self.data[found]
+        same = torch.equal(table[call.batch.n_id[:64].to(table.device)], value[:64].to(table.device))
         return found if same else None  # a transform may have changed it
 
     def _level(self, kwargs: dict[str, Any]) -> int:
@@ -301,15 +296,14 @@ class LayerHistories:
 
     def learn(
         self,
-        call: Call,
-        forward: ForwardHistory,
+        recalled: Recalled,
         past: PassHistory,
         kwargs: dict[str, Any],
         then: dict[str, Any] | None,
         sources: int,
-        updated: list[tuple[Tensor, dict[str, Any]]],
     ) -> None:
         """Rows of now take the place of those kept, once this step's forward is over."""
+        call, forward = recalled.call, recalled.forward
         if self.trying is not None:
             self.trying.update({(id(past), name): sources_of(kwargs[name]).detach() for name in past.rows})
             return
@@ -317,7 +311,7 @@ class LayerHistories:
             return
         given = [(past, kwargs)]
         if call.passes == len(forward.passes) - 1:
-            given += [(u, k) for u, (_, k) in zip(forward.updates, updated, strict=False)]
+            given += [(u, k) for u, (_, k) in zip(forward.updates, recalled.given, strict=False)]
         n_id = call.batch.n_id[:sources]
         at = first_of_each(n_id) if self.disjoint else None
         n_id = n_id if at is None else n_id[at]
@@ -330,7 +324,7 @@ class LayerHistories:
         if not self.renewing and then is not None:
             dots = self._dots(past, kwargs, then, sources)
             self._pending.append(lambda: self._weigh(past, dots))
-        if past.level == max(p.level for fs in self.kept.values() for f in fs for p in f.passes):
+        if past.level == max(p.level for p in self._passes):
             self._pending.append(lambda: self.stamp.index_fill_(0, n_id, self.steps))
 
     def _dots(self, past: PassHistory, kwargs: dict[str, Any], then: dict[str, Any], sources: int) -> list[Tensor]:
@@ -348,7 +342,7 @@ class LayerHistories:
         found, left = [], self.refresh
         for _ in range(-(-self.nodes // self.refresh)):
             stop = min(self.cursor + self.refresh, self.nodes)
-            part = torch.arange(self.cursor, stop)
+            part = torch.arange(self.cursor, stop, device=self.device)
             part = part[self.stamp[self.cursor : stop] <= self.round][:left]
             last = int(part[-1]) + 1 if part.numel() == left else stop
             found.append(part)
@@ -358,7 +352,7 @@ class LayerHistories:
                 self.round = self.steps - 1
             if left == 0 or self.cursor == 0:
                 break
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.long)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.long, device=self.device)
 
     def _renew_oldest(self) -> None:
         if any(f.why for fs in self.kept.values() for f in fs):
@@ -367,15 +361,16 @@ class LayerHistories:
         nodes = self._oldest()
         if nodes.numel() == 0:
             return
-        root, training = Root.of(self.model), [m for m in bare(self.model).modules() if m.training]
+        root = Root.of(self.model)
         form, self.renewing = root.form, True
         try:
             with torch.no_grad():
                 if not self.tried:
                     self.tried = True
                     self._try_random(nodes)
-                bare(self.model).eval()
-                self._run(nodes)
+                with still(bare(self.model)):
+                    bare(self.model).eval()
+                    self._run(nodes)
             self.settle()
         except Exception as e:
             self.refresh = 0
@@ -386,14 +381,12 @@ class LayerHistories:
             )
         finally:
             self.renewing, root.form = False, form
-            for m in training:
-                m.training = True
 
     def _run(self, nodes: Tensor) -> None:
         """The model on some nodes; the one edge is there so that layers know the batch, and counts for nothing."""
-        one = torch.zeros(1, dtype=torch.long)
-        hops = Hops(nodes, torch.stack([one, one]), one, torch.ones(1), one.new_zeros(nodes.numel()), [nodes.numel()],
-                    [1], [])  # fmt: skip
+        one = torch.zeros(1, dtype=torch.long, device=self.device)
+        scale, tree = torch.ones(1, device=self.device), one.new_zeros(nodes.numel())
+        hops = Hops(nodes, torch.stack([one, one]), one, scale, tree, [nodes.numel()], [1], [])
         batch = filter_data(self.data, nodes, one, one, one)
         batch.num_nodes, batch.batch_size, batch.n_id, batch.e_id = nodes.numel(), nodes.numel(), nodes, one
         batch = weigh(batch, hops)
@@ -422,79 +415,56 @@ class LayerHistories:
         for name, b in bare(self.model).named_buffers():
             b.copy_(kept[name])
         self._pending.clear()
-        for past in (p for fs in self.kept.values() for f in fs for p in f.passes):
+        for past in self._passes:
             keys = [(id(past), name) for name in past.rows]
             past.random = any(not close(seen[0][k], seen[1][k]) for k in keys if k in seen[0])
 
     # --- a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What later steps depend on."""
         self.settle()
 
-        def of_pass(p: PassHistory) -> dict[str, Any]:
-            return {
-                "level": p.level, "own": p.own, "shape": p.shape, "random": p.random, "coefs": p.coefs,
-                "dots": list(p.dots), "filled": p.filled,
-                "rows": {k: (r.shape, r.tensors()) for k, r in p.rows.items()},
-                "sums": None if p.sums is None else (p.sums.shape, p.sums.tensors()),
-            }  # fmt: skip
+        def leaf(value: Any) -> Any:
+            return (value.shape, value.tensors()) if isinstance(value, NodeRows) else value
 
-        layers = {
-            name: [
-                {"passes": [*map(of_pass, f.passes)], "updates": [*map(of_pass, f.updates)], "why": f.why,
-                 "tried": f.tried}
-                for f in self.kept.get(layer, [])
-            ]
-            for name, layer in self.layers.items() if layer is not None
-        }  # fmt: skip
-        words = ("steps", "cursor", "round", "refresh", "tried")
-        return {"history": layers, "stamp": self.stamp, "form": Root.of(self.model).form,
-                **{k: getattr(self, k) for k in words}}  # fmt: skip
+        return {"history": self._forwards(leaf), "stamp": self.stamp, "form": Root.of(self.model).form,
+                **{k: getattr(self, k) for k in NUMBERS}}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a `state`; that of a model with other layers, or of a snapshot, is of no use and left alone."""
         layers = state.get("history", {})
         if layers.keys() != self.layers.keys() or state["stamp"].numel() != self.nodes:
             return
 
         def table(kept: Any, dtype: torch.dtype) -> NodeRows:
             shape, tensors = kept
-            rows = NodeRows(self.nodes, shape, dtype, self.storage)
+            rows = NodeRows(self.nodes, shape, dtype, self.storage, self.device)
             if tensors.keys() == rows.tensors().keys() and tensors["value"].dtype == dtype:
                 for k, own in rows.tensors().items():
                     own.copy_(tensors[k])
             else:  # kept in another precision
                 value = tensors["value"].float()
                 value = value * tensors["scale"].unsqueeze(1) if "scale" in tensors else value
-                rows.write(torch.arange(self.nodes), value)
+                rows.write(torch.arange(self.nodes, device=self.device), value)
             return rows
 
-        def of_pass(p: dict[str, Any]) -> PassHistory:
-            rows = {k: table(r, self.dtype) for k, r in p["rows"].items()}
-            sums = None if p["sums"] is None else table(p["sums"], torch.float32)
-            filled = None if p["filled"] is None else p["filled"].clone()
-            return PassHistory(
-                p["level"],
-                rows,
-                p["own"],
-                sums,
-                {},
-                filled,
-                tuple(p["shape"]),
-                p["random"],
-                p["coefs"],
-                list(p["dots"]),
-            )
+        def passes(kept: list[dict[str, Any]]) -> list[PassHistory]:
+            return [
+                PassHistory(**{
+                    **p, "rows": {k: table(r, self.dtype) for k, r in p["rows"].items()}, "dots": list(p["dots"]),
+                    "sums": None if p["sums"] is None else table(p["sums"], torch.float32),
+                    "filled": None if p["filled"] is None else p["filled"].to(self.device, copy=True),
+                    "shape": tuple(p["shape"]),
+                })
+                for p in kept
+            ]  # fmt: skip
 
         for name, layer in self.layers.items():
-            assert layer is not None
             self.kept[layer] = [
-                ForwardHistory([*map(of_pass, f["passes"])], [*map(of_pass, f["updates"])], f["why"], f["tried"])
+                ForwardHistory(**{**f, "passes": passes(f["passes"]), "updates": passes(f["updates"])})
                 for f in layers[name]
             ]
-        self.stamp = state["stamp"].clone()
-        for k in ("steps", "cursor", "round", "refresh", "tried"):
+        self.stamp = state["stamp"].to(self.device, copy=True)
+        for k in NUMBERS:
             setattr(self, k, state[k])
         root = Root.of(self.model)
         root.form = state["form"] if root.form is None else root.form
@@ -503,10 +473,10 @@ class LayerHistories:
 class _Heard:
     """A forward of a layer over the whole graph, whose rows are all taken."""
 
+    reading = Reading()
+
     def __init__(self, layer: Propagate, forward: ForwardHistory, nodes: int):
         self.layer, self.forward, self.nodes = layer, forward, nodes
-        assert layer.reading is not None
-        self.reading = layer.reading._replace(functions=frozenset())
         self.passes = self.updates = 0
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
@@ -526,6 +496,6 @@ class _Heard:
         for name, rows in past[at].rows.items() if at < len(past) else ():
             now = sources_of(kwargs.get(name))
             if now is not None and now.shape[0] == self.nodes and tuple(now.shape[1:]) == rows.shape:
-                rows.write(torch.arange(self.nodes), now.detach())
+                rows.write(torch.arange(self.nodes, device=rows.value.device), now.detach())
                 if at < len(self.forward.passes) and past is self.forward.passes and not past[at].dots[1]:
                     past[at].dots = [1.0, 1.0]

@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
 from adahop.pyg import batches
-from adahop.pyg.arguments import ends, lifted
+from adahop.pyg.arguments import ends, lifted, still
 from adahop.pyg.root import Root
 from adahop.pyg.wrap import Call, bare, scale_of
 from adahop.typed import of_hetero
@@ -64,14 +64,9 @@ def inference(
         edges = next(store.edge_index for store in data.edge_stores)
         device = next((p.device for p in model.parameters()), edges.device)
     model = bare(model)
-    training = [m for m in model.modules() if m.training]
-    model.eval()
-    try:
-        with _in_parts(model, batch_size):
-            return model(**arguments_of(model, data, torch.device(device), arguments))
-    finally:
-        for m in training:
-            m.training = True
+    with still(model), _in_parts(model, batch_size):
+        model.eval()  # which a user may have written
+        return model(**arguments_of(model, data, torch.device(device), arguments))
 
 
 def arguments_of(

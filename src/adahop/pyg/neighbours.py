@@ -32,12 +32,11 @@ class PassHistory:
     rows: dict[str, NodeRows] = field(default_factory=dict)
     own: str | None = None  # the attribute of the data that its only argument is; its sums never change
     sums: NodeRows | None = None  # those sums, where `filled`
-    spare: dict[str, NodeRows] = field(default_factory=dict)  # rows that it would need if they did
     filled: Tensor | None = None
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge
     random: bool = False  # whether rows differ from one forward to the next (dropout)
-    coefs: bool | None = None  # whether its sum is of rows times one number per edge; None: not tried yet
     dots: list[float] = field(default_factory=lambda: [0.0, 0.0])  # <x, x'> and <x', x'> of late
+    spare: dict[str, NodeRows] = field(default_factory=dict, init=False)  # rows that it would need if its sums changed
 
     @property
     def trust(self) -> float:

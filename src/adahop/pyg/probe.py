@@ -8,7 +8,6 @@ the seeds the reading is right: for this very layer, its options and the argumen
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ from torch_geometric.nn import MessagePassing
 from adahop.graph import Graph
 from adahop.ops import uncast
 from adahop.pyg import batches
+from adahop.pyg.arguments import still
 from adahop.pyg.batches import DrawnBatch, Found, Whole
 from adahop.pyg.fused import candidate
 from adahop.pyg.readings import Reading
@@ -52,7 +52,8 @@ def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[
     at = next(conv.parameters(), found.edge_index)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), uncast(at):
         if any(nn.parameter.is_lazy(p) for p in conv.parameters()):
-            _quietly(conv, words)
+            with still(conv):  # once as it is, so that its parameters get their shapes
+                _plain(conv)(**words)
         for dtype in (torch.float64, torch.float32):
             try:
                 reading = _try(conv, names, words, found, dtype)
@@ -109,24 +110,27 @@ def _same_sums(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torc
     """Whether what is summed up for the seeds, before the layer goes on with it, is the same on the closed graph. It is
     not where a layer divides its sums by what the batch shows: a snapshot of the whole graph's sums is then of no use.
     """
-    here: list[Tensor] = []
-    closed: list[Tensor] = []
-
-    def heard(sums: list[Tensor], own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def aggregate(*args: Any, **kwargs: Any) -> Tensor:
-            out = own(*args, **kwargs)
-            sums.append(out.movedim(conv.node_dim, 0)[:SEEDS].flatten())
-            return out
-
-        return aggregate
-
     whole = _clone(conv, dtype)
-    whole.__dict__["aggregate"] = heard(closed, types.MethodType(type(whole).aggregate, whole))
+    closed = _noted(whole, "aggregate")
     whole(**trial.closed)
     layer, call = _call(_clone(conv, dtype), reading, trial)
-    vars(call)["aggregate"] = heard(here, call.aggregate)
+    here = _noted(call, "aggregate")
     _run(layer, call, trial)
-    return len(here) == len(closed) and _far(here, closed) < CLOSE[dtype]
+    sums = [[out.movedim(conv.node_dim, 0)[:SEEDS].flatten() for _, _, out in of] for of in (here, closed)]
+    return len(here) == len(closed) and _far(*sums) < CLOSE[dtype]
+
+
+def _noted(owner: MessagePassing | Call, name: str) -> list[tuple[tuple, dict[str, Any], Any]]:
+    """Arguments and result of each call of a method, from now on."""
+    calls: list[tuple[tuple, dict[str, Any], Any]] = []
+    own = getattr(type(owner), name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs, own(owner, *args, **kwargs)))
+        return calls[-1][2]
+
+    vars(owner)[name] = method
+    return calls
 
 
 def _traits(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.dtype) -> Reading:
@@ -135,28 +139,15 @@ def _traits(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.d
     one, other = _clone(conv, dtype), _clone(conv, dtype)
     for p in other.parameters():
         p.mul_(1.2)
-    calls: list[tuple[Any, Any, dict[str, Any]]] = []
-
-    def propagate(edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        calls.append((edge_index, size, kwargs))
-        return type(one).propagate(one, edge_index, size=size, **kwargs)
-
-    one.__dict__["propagate"] = propagate
+    calls = _noted(one, "propagate")
     one(**trial.cut)
-    edges, size, kwargs = calls[0]
+    given, kwargs, _ = calls[0]
 
-    def total(layer: Any, nodes: Callable[[Tensor], Tensor]) -> Tensor:
-        parts: list[Tensor] = []
-        own = type(layer).aggregate
-
-        def aggregate(*args: Any, **kwargs: Any) -> Tensor:
-            parts.append(own(layer, *args, **kwargs))
-            return parts[-1]
-
-        layer.__dict__["aggregate"] = aggregate
+    def total(layer: MessagePassing, nodes: Callable[[Tensor], Tensor]) -> Tensor:
+        parts = _noted(layer, "aggregate")
         new = {k: _map(v, nodes) if k in lifted else v for k, v in kwargs.items()}
-        type(layer).propagate(layer, edges, size=size, **new)
-        return torch.cat([p.flatten() for p in parts])
+        type(layer).propagate(layer, *given, **new)
+        return torch.cat([out.flatten() for _, _, out in parts])
 
     try:
         now, flipped = total(one, lambda t: t), total(one, lambda t: t.flip(0))
@@ -451,27 +442,9 @@ def _moved(p: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _passes(conv: MessagePassing, trial: Trial) -> int:
     """How often a layer passes messages in one forward."""
-    many, own = [0], type(conv).propagate
-
-    def propagate(*args: Any, **kwargs: Any) -> Any:
-        many[0] += 1
-        return own(conv, *args, **kwargs)
-
-    conv.__dict__["propagate"] = propagate
+    calls = _noted(conv, "propagate")
     conv(**trial.closed)
-    return min(many[0], 16)
-
-
-def _quietly(conv: MessagePassing, words: dict[str, Any]) -> None:
-    """Run the layer as it is once, so that its parameters get their shapes."""
-    training = [m for m in conv.modules() if m.training]
-    for m in training:
-        m.training = False
-    try:
-        _plain(conv)(**words)
-    finally:
-        for m in training:
-            m.training = True
+    return min(len(calls), 16)
 
 
 def _plain(conv: MessagePassing) -> Any:

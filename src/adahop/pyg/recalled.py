@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation
 
 from adahop import ops
-from adahop.pyg import batches
+from adahop.pyg import batches, fused
 from adahop.pyg.arguments import (
-    close,
     detached,
     less,
     lifted,
@@ -26,255 +24,197 @@ from adahop.pyg.arguments import (
     still,
     targets_of,
 )
+from adahop.pyg.memory import Remembered
 from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, PassHistory, Sent
+from adahop.pyg.rows import NodeRows
 from adahop.pyg.wrap import Call, backward
 
 if TYPE_CHECKING:
     from adahop.pyg.history import LayerHistories
 
 
-class Recalled:
-    """The history of a layer in one forward on a batch."""
+class Recalled(Remembered):
+    """The history of a layer in one forward on a batch: x' are the sources' rows as they are kept and the targets' own
+    of now, and F(x') is summed now, for the targets that count.
+    """
 
     def __init__(
-        self, memory: LayerHistories, forward: ForwardHistory, full: AllNeighbours | None, missing: Tensor | None
+        self,
+        memory: LayerHistories,
+        call: Call,
+        forward: ForwardHistory,
+        full: AllNeighbours | None,
+        missing: Tensor | None,
     ):
+        super().__init__(call)
         self.memory, self.forward, self.full, self.missing = memory, forward, full, missing
-        self.mode, self.trust = "plain", 0.0
-        self.past: PassHistory | None = None
-        self.at = 0  # edge updates so far
-        self.updated_: list[tuple[Tensor, dict[str, Any]]] = []  # what edge updates gave, and from what
-        self.total: Tensor | None = None
-        self.old: Tensor | None = None
-        self.old_messages: tuple[Tensor, Tensor, Tensor | slice] | None = None
+        self.node = lifted(call.layer.conv)
+        self.given: list[tuple[Tensor, dict[str, Any]]] = []  # what edge updates gave, and from what
 
-    # --- called by `Call` ---------------------------------------------------------------------------------------------
+    def updated(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+        self.given.append((out, kwargs))
+        if self.memory.noting(self.call) and not self.forward.why and not backward():
+            update = self.memory.new(kwargs, lifted(self.call.layer.conv, "_edge_user_args"))
+            update.shape = tuple(out.shape[1:])
+            self.forward.updates.append(update)
 
-    def updated(self, call: Call, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
-        at, self.at = self.at, self.at + 1
-        self.updated_.append((out, kwargs))
-        if self.memory.noting(call) and not self.forward.why and not backward():
-            self.forward.updates.append(self.memory.new(call, kwargs, lifted(call.layer.conv, "_edge_user_args")))
-            self.forward.updates[at].shape = tuple(out.shape[1:])
-
-    def propagate(
-        self, call: Call, own: Callable[..., Tensor], edge_index: Tensor, size: Any, kwargs: dict[str, Any]
-    ) -> Tensor:
-        self.mode, self.past, self.total, self.old = "plain", None, None, None
-        memory, node = self.memory, lifted(call.layer.conv)
+    def propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+        self.mode, self.total, self.old = "plain", None, None
+        memory, call, own = self.memory, self.call, self.call.layer.own("propagate")
         if memory.noting(call):
-            out = own(edge_index, size=size, **kwargs)
-            if backward():
-                return out
-            memory.note(call, self.forward, kwargs, out)
-            if not self.forward.why and (past := self.forward.passes[-1]).rows:
-                sources = memory.counting(call, past.level)[1]
-                memory.learn(call, self.forward, past, kwargs, None, sources, self.updated_)
-            return out
+            return self._note_first(own(edge_index, size=size, **kwargs), kwargs)
         if self.forward.why or call.passes >= len(self.forward.passes):
             return own(edge_index, size=size, **kwargs)
-        past = self.past = self.forward.passes[call.passes]
+        past = self.forward.passes[call.passes]
         targets, sources = memory.counting(call, past.level)
         began = time.perf_counter()
-        known = past.own is not None and self._still_own(call, kwargs, past)
+        known = past.own is not None and self._still_own(kwargs, past)
         if past.own is not None and not known:
             return own(edge_index, size=size, **kwargs)
         self.trust = 1.0 if memory.renewing else past.trust * (1.0 - memory.noise)
         if targets and self.trust:
-            self.total = self._total(call, own, past, kwargs, node, targets)
+            self.total = self._all(past, kwargs, targets)
         memory.spent["read"] += time.perf_counter() - began
-        then = kwargs if known else self._then(call, past, kwargs, node)
+        then = kwargs if known else self._then(past, kwargs, self.node)
         if not known:
-            memory.learn(call, self.forward, past, kwargs, then, sources, self.updated_)
+            memory.learn(self, past, kwargs, then, sources)
         if self.total is None:
             return own(edge_index, size=size, **kwargs)
         if memory.renewing:
-            self.mode = "total"
+            self.mode = "known"
             return own(edge_index, size=size, **kwargs)
         if known and self.trust == 1.0:
             self.mode = "known"
-            return own(edge_index[:, :0], size=size, **no_edges(kwargs, edge_index.shape[1], node))
-        return self._with(call, own, edge_index, size, kwargs, then, targets)
+            return own(edge_index[:, :0], size=size, **no_edges(kwargs, edge_index.shape[1], self.node))
+        return self._with(edge_index, size, kwargs, then, targets)
 
-    def aggregate(self, call: Call, own: Callable[..., Tensor], inputs: Tensor, args: tuple, kwargs: dict) -> Tensor:
-        if self.mode in ("read", "coefs"):
-            assert self.full is not None
-            inputs = self.full.scaled(inputs) if self.full.weighted else inputs
-            self.total = own(inputs, *args, **kwargs) if self.mode == "read" else inputs
-            return self.total if self.mode == "read" else own(inputs, *args, **kwargs)
-        if self.mode in ("total", "known"):
-            shape = own(inputs, *args, **kwargs)
-            assert self.total is not None
-            if call.round is not None:
-                call.round.known = True  # nothing is left to chance, so that there is nothing to learn
-            return self._joined(torch.zeros_like(shape), self.total.to(shape))
-        if self.mode == "old":
-            factor = call.scaled(inputs)
-            self.old, self.old_messages = own(factor, *args, **kwargs), (inputs, factor, slice(0, 0))
-            return self.old
-        scaled = call.scaled(inputs)
-        self._note(call, inputs, scaled)
-        out = own(scaled, *args, **kwargs)
-        if self.total is not None:
-            change = self.total.to(out) if self.old is None else self.total.to(out) - self.old[: len(self.total)]
-            out = self._joined(out, self.trust * change)
-        call.watch(out)
-        self.old = self.old_messages = None
+    def aggregate(self, inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        if self.mode not in ("read", "coefs"):
+            return super().aggregate(inputs, args, kwargs)
+        assert self.full is not None
+        inputs = self.full.scaled(inputs) if self.full.weighted else inputs
+        out = self.call.layer.own("aggregate")(inputs, *args, **kwargs)
+        self.total = out if self.mode == "read" else inputs
         return out
 
-    # --- its parts ----------------------------------------------------------------------------------------------------
+    # --- f(x) and f(x') -----------------------------------------------------------------------------------------------
+
+    def _note_first(self, out: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """A `propagate` is seen for the first time."""
+        if not backward():
+            self.memory.note(self.call, self.forward, kwargs, out)
+            if not self.forward.why and (past := self.forward.passes[-1]).rows:
+                self.memory.learn(self, past, kwargs, None, self.memory.counting(self.call, past.level)[1])
+        return out
 
     def _with(
-        self,
-        call: Call,
-        own: Callable[..., Tensor],
-        edge_index: Tensor,
-        size: Any,
-        kwargs: dict[str, Any],
-        then: dict[str, Any],
-        targets: int,
+        self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], then: dict[str, Any], targets: int
     ) -> Tensor:
         """f(x) - trust f(x') over the edges of the targets that count, to which `aggregate` adds trust F(x')."""
-        node, past = lifted(call.layer.conv), self.past
-        assert past is not None
-        at = (edge_index[1] < targets).nonzero().flatten()
-        whole, reading = at.numel() == edge_index.shape[1], call.reading
+        call, node, own, reading = self.call, self.node, self.call.layer.own("propagate"), self.call.reading
+        at, many = (edge_index[1] < targets).nonzero().flatten(), edge_index.shape[1]
         fixed = not any(v.requires_grad for k, v in kwargs.items() if k not in node and isinstance(v, Tensor))
         one_sided = all(sides == {"j"} for sides in node.values())
-        if whole and fixed and one_sided and reading.linear and not reading.parametric and not self.updated_:
+        if at.numel() == many and fixed and one_sided and reading.linear and not reading.parametric and not self.given:
             self.mode = "linear"
-            return own(edge_index, size=size, **{k: less(kwargs[k], then[k], self.trust) if k in node else v
-                                                 for k, v in kwargs.items()})  # fmt: skip
-        alpha, used, place = call.alpha, call.used, call.place
-        assert place is not None
-        self.mode, cut = "old", kwargs
-        if not whole:
-            call.used, call.place = edge_index[:, at], some(place, at)
-            cut = {k: v[at] if per_edge(v, edge_index.shape[1]) and k not in node else v for k, v in kwargs.items()}
-        with torch.no_grad(), still(call.layer.conv):
-            call.alpha = None
-            before = {k: then[k] if k in node else v for k, v in cut.items()}
+            change = {k: less(v, _sources_alone(then[k]), self.trust) for k, v in kwargs.items() if k in node}
+            return own(edge_index, size=size, **{**kwargs, **change})
+        with self.past():
+            assert call.place is not None
+            before, which = {k: then[k] if k in node else v for k, v in kwargs.items()}, None
+            self.some = slice(None)
+            if at.numel() < many:
+                call.used, call.place, self.some, which = edge_index[:, at], some(call.place, at), at, at
+                before = _at(before, at, many, node)
             for name, value in kwargs.items():
-                for i, (given, given_from) in enumerate(self.updated_):
+                for i, (given, given_from) in enumerate(self.given):
                     if value is given:
-                        before[name] = self._update(call, i, given_from, call.used, None if whole else at)
+                        before[name] = self._update(i, given_from, which)
             own(call.used, size=size, **before)
-        call.alpha, call.used, call.place, self.mode = alpha, used, place, "both"
-        assert self.old_messages is not None
-        self.old_messages = (*self.old_messages[:2], slice(None) if whole else at)
+        self.mode = "both"
         return own(edge_index, size=size, **kwargs)
 
-    def _update(self, call: Call, i: int, kwargs: dict[str, Any], used: Any, at: Tensor | None) -> Tensor:
+    def _update(self, i: int, kwargs: dict[str, Any], at: Tensor | None) -> Tensor:
         """What an edge update would have given from the rows kept."""
-        node = lifted(call.layer.conv, "_edge_user_args")
-        then = self._then(call, self.forward.updates[i], kwargs, node)
-        if at is not None:
-            many = self.updated_[i][0].shape[0]
-            then = {k: v[at] if per_edge(v, many) and k not in node else v for k, v in then.items()}
-        return call.layer.own("edge_updater")(used, **then)
+        node = lifted(self.call.layer.conv, "_edge_user_args")
+        then = self._then(self.forward.updates[i], kwargs, node)
+        then = then if at is None else _at(then, at, self.given[i][0].shape[0], node)
+        return self.call.layer.own("edge_updater")(self.call.used, **then)
 
-    def _then(self, call: Call, past: PassHistory, kwargs: dict[str, Any], node: dict[str, set[str]]) -> dict[str, Any]:
+    def _then(self, past: PassHistory, kwargs: dict[str, Any], node: dict[str, set[str]]) -> dict[str, Any]:
         """The arguments with the sources' rows as they are kept; a target's own are those of now."""
-        then = dict(kwargs)
+        then = {k: detached(v) if k in node else v for k, v in kwargs.items()}
         for name, rows in past.rows.items():
             now = sources_of(kwargs[name])
-            kept = rows.read(call.batch.n_id[: now.shape[0]]).to(now.device, now.dtype)
+            kept = rows.read(self.call.batch.n_id[: now.shape[0]]).to(now.device, now.dtype)
             then[name] = paired(kept, kwargs[name], node[name])
-        for name, value in then.items():
-            if name in node and name not in past.rows:
-                then[name] = detached(value)
         return then
 
-    def _total(
-        self,
-        call: Call,
-        own: Callable[..., Tensor],
-        past: PassHistory,
-        kwargs: dict[str, Any],
-        node: dict[str, set[str]],
-        targets: int,
-    ) -> Tensor:
+    def _still_own(self, kwargs: dict[str, Any], past: PassHistory) -> bool:
+        now = [sources_of(kwargs[k]) for k in self.node if k in kwargs]
+        return all(not v.requires_grad and batches.node_attribute(self.call.batch, v) == past.own for v in now)
+
+    # --- F(x') --------------------------------------------------------------------------------------------------------
+
+    def _all(self, past: PassHistory, kwargs: dict[str, Any], targets: int) -> Tensor:
         """F(x') of the first `targets` nodes of the batch."""
-        n_id = call.batch.n_id[:targets]
+        n_id = self.call.batch.n_id[:targets]
         if past.own is None:
-            assert self.full is not None
-            return self._sum(call, own, past, kwargs, node, self.full.targets_)[:targets]
+            return self._sum(past, kwargs)[:targets]
         assert past.sums is not None and past.filled is not None
         if self.full is not None and self.missing is not None:
-            part = {k: rows_at(v, self.missing) if k in node else v for k, v in kwargs.items()}
-            some_ = self._sum(call, own, past, part, node, self.missing.numel())
-            past.sums.write(n_id[self.missing], some_)
-            past.filled[n_id[self.missing]] = True
-        return past.sums.read(n_id).to(call.device)
+            part = {k: rows_at(v, self.missing) if k in self.node else v for k, v in kwargs.items()}
+            new = n_id[self.missing]
+            past.sums.write(new, self._sum(past, part))
+            past.filled[new] = True
+        return past.sums.read(n_id).to(self.call.device)
 
     @torch.no_grad()
-    def _sum(
-        self,
-        call: Call,
-        own: Callable[..., Tensor],
-        past: PassHistory,
-        kwargs: dict[str, Any],
-        node: dict[str, set[str]],
-        targets: int,
-    ) -> Tensor:
-        full = self.full
+    def _sum(self, past: PassHistory, kwargs: dict[str, Any]) -> Tensor:
+        """F(x') of the targets of `full`."""
+        full, layer, alpha = self.full, self.call.layer, self.call.alpha
         assert full is not None
-        sent = full.sent[call.passes]
-        rows = {k: _Own(call.batch.whole.data[past.own]) for k in node if past.own} or past.rows
-        layer, alpha = call.layer, call.alpha
+        sent = full.sent[self.call.passes]
+        whole, rows = self.call.batch.whole.data, cast(dict[str, Any], past.rows)
+        if past.own is not None:
+            rows = {k: _Own(whole[past.own]) for k in self.node}
         layer.call = full
         try:
             with still(layer.conv):
                 full.put(sent)
-                if past.coefs is not False and len(rows) == 1:
-                    total = self._by_coefs(call, own, sent, rows, kwargs)
-                    if past.coefs is None:  # the first time, both ways
-                        whole = self._by_messages(call, own, sent, rows, kwargs, node, targets)
-                        past.coefs = total is not None and close(total, whole)
-                        total = whole
-                    assert total is not None
-                    return total
-                return self._by_messages(call, own, sent, rows, kwargs, node, targets)
+                name = self.call.reading.times or ""
+                wide = fused.rows_of(self.call, kwargs)
+                if wide is not None and wide.dim() == 2 and rows.keys() == {name} and self.node[name] == {"j"}:
+                    return self._by_coefs(sent, name, rows[name], kwargs)
+                return self._by_messages(sent, rows, kwargs)
         finally:
-            layer.call, call.alpha, self.mode = call, alpha, "plain"
+            layer.call, self.call.alpha, self.mode = self.call, alpha, "plain"
 
-    def _by_messages(
-        self,
-        call: Call,
-        own: Callable[..., Tensor],
-        sent: Sent,
-        rows: dict[str, Any],
-        kwargs: dict[str, Any],
-        node: dict[str, set[str]],
-        targets: int,
-    ) -> Tensor:
+    def _by_messages(self, sent: Sent, rows: dict[str, Any], kwargs: dict[str, Any]) -> Tensor:
         """As the layer has it: a message per neighbour."""
-        full = self.full
+        full, layer = self.full, self.call.layer
         assert full is not None
-        given = self._sources(rows, kwargs, node, targets) | sent.edge
+        given = self._sources(rows, kwargs, self.node) | sent.edge
         for name, i in sent.updated.items():
-            update = full.updates[i]
-            sides = lifted(call.layer.conv, "_edge_user_args")
-            more = self._sources(self.forward.updates[i].rows, self.updated_[i][1], sides, targets)
+            update, sides = full.updates[i], lifted(layer.conv, "_edge_user_args")
             full.put(update)
-            given[name] = call.layer.own("edge_updater")(update.used, **more, **update.edge)
+            more = self._sources(self.forward.updates[i].rows, self.given[i][1], sides)
+            given[name] = layer.own("edge_updater")(update.used, **more, **update.edge)
             full.used, full.place = sent.used, sent.place
         self.mode = "read"
-        own(sent.used, size=(full.nodes, targets), **given)
+        layer.own("propagate")(sent.used, size=(full.nodes, full.targets_), **given)
         assert self.total is not None
         return self.total
 
-    def _sources(
-        self, rows: dict[str, Any], kwargs: dict[str, Any], node: dict[str, set[str]], targets: int
-    ) -> dict[str, Any]:
+    def _sources(self, rows: dict[str, Any], kwargs: dict[str, Any], node: dict[str, set[str]]) -> dict[str, Any]:
         """All neighbours' rows as they are kept, and the targets' own of now."""
         full = self.full
         assert full is not None
-        out: dict[str, Any] = {k: v for k, v in kwargs.items() if not isinstance(v, Tensor | tuple | list)}
+        out = _neither(kwargs)
         for name in node:
             value = kwargs.get(name)
             now = targets_of(value)
-            mine = None if now is None else now[:targets].detach()
+            mine = None if now is None else now[: full.targets_].detach()
             if name in rows:
                 kept = rows[name].read(full.batch.n_id).to(full.device, sources_of(value).dtype)
                 out[name] = (kept, mine) if "i" in node[name] else (kept, None)
@@ -282,69 +222,48 @@ class Recalled:
                 out[name] = (None, mine)
         return out
 
-    def _by_coefs(
-        self, call: Call, own: Callable[..., Tensor], sent: Sent, rows: dict[str, Any], kwargs: dict[str, Any]
-    ) -> Tensor | None:
-        """Of layers that send one number per edge times the source's row: rows are summed where they lie."""
-        full, conv = self.full, call.layer.conv
-        (name, table), reading = next(iter(rows.items())), call.reading
+    def _by_coefs(self, sent: Sent, name: str, table: NodeRows | _Own, kwargs: dict[str, Any]) -> Tensor:
+        """Where a message is the source's row times a coefficient: rows are summed where they lie."""
+        full, layer = self.full, self.call.layer
         assert full is not None
-        plain = type(conv).aggregate is MessagePassing.aggregate and conv.aggr in ("add", "sum", "mean")
-        if not (plain and reading.linear and lifted(conv)[name] == {"j"} and len(table.shape) == 1):
-            return None
         self.mode = "coefs"
         ones = torch.ones(1, 1, device=full.device).expand(full.nodes, 1)
-        rest = {k: v for k, v in kwargs.items() if not isinstance(v, Tensor | tuple | list)}
-        try:
-            own(sent.used, size=(full.nodes, full.targets_), **{**rest, name: (ones, None)}, **sent.edge)
-        except RuntimeError:  # a message that needs all of a row
-            return None
-        if self.total is None or self.total.shape != (sent.used.shape[1], 1):
-            return None
-        coef, (src, dst) = self.total[:, 0].to("cpu", torch.float32), sent.used.cpu()
-        if conv.aggr == "mean":
-            coef = coef / torch.bincount(dst, minlength=full.targets_).clamp(min=1)[dst]
-        many = int((torch.diff(dst) < 0).nonzero()[0]) + 1 if bool((torch.diff(dst) < 0).any()) else dst.numel()
-        first, rest_ = slice(0, many), slice(many, None)  # loops that the layer added come last
-        ptr = ops.pointer(torch.bincount(dst[first], minlength=full.targets_))
+        given = {**_neither(kwargs), name: (ones, None), **sent.edge}
+        layer.own("propagate")(sent.used, size=(full.nodes, full.targets_), **given)
+        assert self.total is not None
         n_id = full.batch.n_id
-        total = table.sums(n_id[src[first]], dst[first], coef[first], ptr)
-        if many < dst.numel():
-            total.index_add_(0, dst[rest_], table.flat(n_id[src[rest_]]) * coef[rest_].unsqueeze(1))
-        return total.view(full.targets_, *table.shape).to(full.device)
+        at = fused.by_target(sent.used.to(n_id.device), full.targets_)
+        coef = at.sorted(self.total[:, 0].to(n_id.device, torch.float32))
+        if type(layer.conv.aggr_module) is MeanAggregation:
+            coef = coef / at.ptr.diff()[at.dst]
+        return table.sums(n_id[at.src], at.dst, coef, at.ptr).view(full.targets_, *table.shape).to(full.device)
 
-    def _still_own(self, call: Call, kwargs: dict[str, Any], past: PassHistory) -> bool:
-        now = [sources_of(kwargs[k]) for k in lifted(call.layer.conv) if k in kwargs]
-        return all(not v.requires_grad and batches.node_attribute(call.batch, v) == past.own for v in now)
 
-    def _note(self, call: Call, inputs: Tensor, scaled: Tensor) -> None:
-        if self.mode != "both" or "softmax" in call.reading.functions or not call.listens:
-            call.note(inputs, scaled)
-            return
-        assert self.old_messages is not None
-        *old, at = self.old_messages
-        now = [t.detach().clone() for t in (inputs, scaled)]
-        for t, o in zip(now, old, strict=True):
-            t[at] -= self.trust * o
-        call.note(*now)
+def _at(kwargs: dict[str, Any], at: Tensor, edges: int, node: dict[str, set[str]]) -> dict[str, Any]:
+    """The arguments for some of the edges."""
+    return {k: v[at] if per_edge(v, edges) and k not in node else v for k, v in kwargs.items()}
 
-    def _joined(self, out: Tensor, change: Tensor) -> Tensor:
-        """`change` is that of the first nodes."""
-        t = change.shape[0]
-        return out + change if t == out.shape[0] else torch.cat([out[:t] + change, out[t:]])
+
+def _neither(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that neither nodes nor edges have."""
+    return {k: v for k, v in kwargs.items() if not isinstance(v, Tensor | tuple | list)}
+
+
+def _sources_alone(value: Any) -> Any:
+    return (value[0], None) if isinstance(value, tuple | list) else value
 
 
 class _Own:
-    """An attribute of the data, read as if it were kept."""
+    """An attribute of the data, read as if it were kept; it may lie on the host while nodes do not."""
 
     def __init__(self, value: Tensor):
         self.value, self.shape = value, tuple(value.shape[1:])
 
-    def flat(self, nodes: Tensor) -> Tensor:
-        return self.value[nodes].float().flatten(1)
-
     def read(self, nodes: Tensor) -> Tensor:
-        return self.value[nodes]
+        return self.value[nodes.to(self.value.device)].to(nodes.device)
 
     def sums(self, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
-        return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
+        if self.value.device == src.device:
+            return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
+        nodes, at = src.unique(return_inverse=True)
+        return ops.gather_sum(self.read(nodes).float(), at, dst, coef, ptr)

@@ -20,13 +20,13 @@ from adahop.checks import InputError, KindError, one_of, tell
 from adahop.ops import segment_sum
 from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align, same
+from adahop.pyg.arguments import are_edges
 from adahop.pyg.batches import DrawnBatch, Found, Side
 from adahop.pyg.readings import Copies, Reading, shares
 from adahop.typed import Relation
 
 if TYPE_CHECKING:
-    from adahop.pyg.history import LayerHistories
-    from adahop.pyg.snapshot import Snapshots
+    from adahop.pyg.memory import Memory, Remembered
 
 SMALL = {"auto": None, "whole": False, "drawn": True}
 LARGE = 4.0, 8.0  # times the drawn sums, and messages: plain sums beyond both keep the size of the drawn
@@ -89,7 +89,7 @@ class Call:
         self.known: list[tuple[Tensor, Aligned | None]] = []
         self.fixed: list[Tensor] = []  # edge values that only the graph decides
         self.passes = 0  # propagates so far
-        self.memory: Any = None
+        self.memory: Remembered | None = None
         self.operand: fused.Operand | None = None  # what a sum without messages is formed from
 
     def number(self, args: tuple, kwargs: dict[str, Any]) -> int:
@@ -223,39 +223,35 @@ class Call:
         self._use(edge_index)
         out = self.layer.own("edge_updater")(edge_index, size=size, **kwargs)
         if self.memory is not None and self.place is not None:
-            self.memory.updated(self, edge_index, size, kwargs, out)
+            self.memory.updated(edge_index, size, kwargs, out)
         return out
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         edge_index = _strided(edge_index)
         self._use(edge_index)
-        own = self.layer.own("propagate")
         try:
             if self.place is None:
                 self.layer.elsewhere = True
-                return own(edge_index, size=size, **kwargs)
+                return self.layer.own("propagate")(edge_index, size=size, **kwargs)
             self._open_round()
             if self.memory is not None:
-                return self.memory.propagate(self, own, edge_index, size, kwargs)
-            rows = self.rows_of(kwargs)
-            if rows is None:
-                return own(edge_index, size=size, **kwargs)
-            return self.without_messages(fused.Operand(rows), own, edge_index, size, kwargs)
+                return self.memory.propagate(edge_index, size, kwargs)
+            return self.summed(fused.rows_of(self, kwargs), edge_index, size, kwargs)
         finally:
             self.passes += 1
             self.used = self.place = self.alpha = None
 
-    def rows_of(self, kwargs: dict[str, Any]) -> Tensor | None:
-        """What the sources pass on, where the sum can be formed without messages."""
-        return fused.rows_of(self, kwargs)
+    def summed(self, rows: Tensor | None, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+        """The sum of what is sent now; without messages where `rows` says what sources pass on."""
+        if rows is None:
+            return self.layer.own("propagate")(edge_index, size=size, **kwargs)
+        return self.without_messages(fused.Operand(rows), edge_index, size, kwargs)
 
-    def without_messages(
-        self, operand: fused.Operand, own: Callable[..., Tensor], edge_index: Tensor, size: Any, kwargs: dict[str, Any]
-    ) -> Tensor:
+    def without_messages(self, operand: fused.Operand, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
         assert self.reading.times is not None
         self.operand = operand
         try:
-            return own(edge_index, size=size, **fused.on_ones(self.reading.times, kwargs))
+            return self.layer.own("propagate")(edge_index, size=size, **fused.on_ones(self.reading.times, kwargs))
         finally:
             self.operand = None
 
@@ -284,9 +280,9 @@ class Call:
 
     def _sum(self, own: Callable[..., Tensor], inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         if self.operand is not None:
-            return fused.summed(self, self.operand, inputs, targets_of(*args, **kwargs))
+            return fused.summed(self, self.operand, inputs, fused.num_targets(*args, **kwargs))
         if self.memory is not None:
-            return self.memory.aggregate(self, own, inputs, args, kwargs)
+            return self.memory.aggregate(inputs, args, kwargs)
         scaled = self.scaled(inputs)
         self.note(inputs, scaled)
         out = own(scaled, *args, **kwargs)
@@ -477,14 +473,9 @@ def by_relation(words: tuple[Any, ...]) -> dict[Relation, Tensor] | None:
     for value in words:
         if isinstance(value, dict) and value and all(isinstance(k, tuple) and len(k) == 3 for k in value):
             edges = {k: _strided(v) for k, v in value.items()}
-            if all(_are_edges(e) for e in edges.values()):
+            if all(are_edges(e) for e in edges.values()):
                 return edges
     return None
-
-
-def targets_of(index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None) -> int:
-    """How many nodes `aggregate` sums for, from its arguments."""
-    return int(index.max()) + 1 if dim_size is None else dim_size
 
 
 def backward() -> bool:
@@ -544,7 +535,7 @@ class Propagate:
     def _fresh(self) -> None:
         self.call: Call | None = None
         self._copies: Copies | None = None
-        self._memory: weakref.ref[Snapshots | LayerHistories] | None = None
+        self._memory: weakref.ref[Memory] | None = None
         self._before: dict[str, Any] = {}
         self.elsewhere = False  # whether it passed messages over other edges than those of the batch
 
@@ -564,7 +555,7 @@ class Propagate:
         return types.MethodType(type(self.conv).forward, self.conv)
 
     @property
-    def memory(self) -> Snapshots | LayerHistories | None:
+    def memory(self) -> Memory | None:
         return None if self._memory is None else self._memory()
 
     @property
@@ -609,7 +600,7 @@ class Propagate:
         """A forward of a layer that takes all relations as dictionaries."""
         found = batches.find(edges.values())
         if found is None or found.batch.root.typed is None:
-            memory: Any = self.memory
+            memory = self.memory
             if memory is None or self.conv.training:
                 return self._plain(*args, **kwargs)
             return self.joined(AllRelations(self, Reading(), memory.parts(self, edges)), args, kwargs)
@@ -633,7 +624,7 @@ class Propagate:
         batch.root.kept["seen"] = True
         call = Call(self, self.reading, found, batch.root.listens)
         for t in (*args, *kwargs.values()) if found.columns is None else ():
-            if _are_edges(t) and call.aligned(t) is not None:
+            if are_edges(t) and call.aligned(t) is not None:
                 batches.alias(t, found)  # the next layer knows them by that
         args, kwargs = self._without_scale(call, args, kwargs)
         call.decide((*args, *kwargs.values()))
@@ -759,16 +750,10 @@ def by_hand(args: tuple, kwargs: dict, scale: Tensor) -> Found:
     return Found(batch, edge_index, slice(0, edge_index.shape[1]))
 
 
-def _are_edges(value: Any) -> bool:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        return False
-    return value.dim() == 2 and value.shape[0] == 2 and not value.is_floating_point()
-
-
 def made_from_last(values: tuple) -> Found | None:
     """The batch found last, for edges that are some of its own: a model may drop edges before each layer."""
     batch = batches.last()
-    edges = next((v for v in values if _are_edges(v)), None)
+    edges = next((v for v in values if are_edges(v)), None)
     given = None if batch is None or edges is None else batches.known(batch)
     if batch is None or edges is None or given is None or given.device != edges.device:
         return None

@@ -59,7 +59,6 @@ def pyg(data: Dataset, hidden: int, sizes: tuple[int, ...], batch_size: int, dev
             here = batch.to(device)
             step(model(here.x, here.edge_index)[: batch.batch_size], here.y, optimizer)
             edges += batch.edge_index.shape[1]
-        torch.cuda.synchronize()
         return edges
 
     there = data.to(device)
@@ -69,7 +68,6 @@ def pyg(data: Dataset, hidden: int, sizes: tuple[int, ...], batch_size: int, dev
 
     def whole(nodes: Tensor) -> int:
         step(wide(there.x, adjacency)[there.train_mask], there.y[there.train_mask], all_at_once)
-        torch.cuda.synchronize()
         return g.num_edges * len(sizes)
 
     return [Runner("pyg, our loader on the CPU", sampled, peer=True), Runner("pyg, full batch", whole, peer=True)]

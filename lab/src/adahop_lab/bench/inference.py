@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from adahop import models
 from adahop.checks import InputError
 from adahop.graph import Graph
 from adahop_lab.bench.graphs import graph
+from adahop_lab.process import memory
 
 
 def measure(text: str, features: int = 64, hidden: int = 64, outputs: int = 64, arch: str = "plain") -> dict[str, Any]:
@@ -26,22 +26,10 @@ def measure(text: str, features: int = 64, hidden: int = 64, outputs: int = 64, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def resident() -> int:
-    """Bytes in memory now."""
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * resource.getpagesize()
-
-
 def forget_peak() -> None:
     """Linux counts the peak anew from here."""
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")
-
-
-def high_water() -> int:
-    with open("/proc/self/status") as f:
-        line = next(line for line in f if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
 
 
 def once(text: str, features: int, hidden: int, outputs: int, arch: str) -> dict[str, Any]:
@@ -51,12 +39,12 @@ def once(text: str, features: int, hidden: int, outputs: int, arch: str) -> dict
     x = torch.rand(g.num_nodes, features)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, t in g._tensors()}
     needed = sum(held.values()) + x.nbytes + g.num_nodes * outputs * 4
-    before = resident() - sum(held.values()) - x.nbytes
+    before = memory() - sum(held.values()) - x.nbytes
     forget_peak()
     began = time.perf_counter()
     out = model.inference(g, x)
     seconds = time.perf_counter() - began
-    used = high_water() - before
+    used = memory("VmHWM") - before
     return {
         "graph": text, "arch": arch, "features": features, "outputs": out.shape[1], "seconds": seconds,
         "needed_bytes": needed, "peak_bytes": used, "ratio": used / needed,

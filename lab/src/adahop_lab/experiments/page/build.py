@@ -143,8 +143,7 @@ def _bars(spent: dict[str, float], what: str) -> Html:
     for name, seconds in spent.items():
         bar = tag("td", tag("span", style=f"width:{100 * seconds / most:.1f}%"), class_="bar")
         body.append(tag("tr", tag("th", name, scope="row"), bar, tag("td", f"{seconds:.3g}")))
-    head = tag("thead", tag("tr", [tag("th", h, scope="col") for h in ("Method", "", "seconds")]))
-    return wide(tag("table", head, tag("tbody", body), class_="bars"), what)
+    return wide(("Method", "", "seconds"), body, what, class_="bars")
 
 
 def _ogb(found: Found) -> tuple[str, str, Html]:
@@ -172,13 +171,9 @@ def _regret(found: Found, drawn: list[figures.Figure]) -> tuple[str, str, Html]:
         ])
         for o in run if o.facts
     ]  # fmt: skip
-    table = tag("table", tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads])), tag("tbody", body))
     plots = [_figure(figure, drawn) for figure in figures.regret(rows)]
-    return (
-        "regret",
-        EXPERIMENTS["regret"].title,
-        join(tag("p", words), plots, wide(table, "The bound"), details(rows, "Runs, settings, commands")),
-    )
+    parts = [tag("p", words), *plots, wide(heads, body, "The bound"), details(rows, "Runs, settings, commands")]
+    return "regret", EXPERIMENTS["regret"].title, join(parts)
 
 
 def _environment(found: Found) -> tuple[str, str, Html]:

@@ -75,8 +75,7 @@ def _runs(o: Outcome) -> Html | None:
         )])
         for run in runs
     ]  # fmt: skip
-    table = tag("table", tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads])), tag("tbody", body))
-    return wide(table, f"Runs of {o.cell.name}")
+    return wide(heads, body, f"Runs of {o.cell.name}")
 
 
 def _made(facts: dict[str, Any]) -> Html:
@@ -111,7 +110,6 @@ def environment(found: list[Outcome]) -> Html:
             words = f"{m.get('device')}, {m.get('cores')} cores, {m.get('system')}; {beside}"
             machines[words] = machines.get(words, 0) + 1
     rows = [tag("tr", tag("td", n), tag("td", who), tag("td", versions)) for (who, versions), n in made.items()]
-    head = tag("tr", [tag("th", h, scope="col") for h in ("runs", "adahop", "versions")])
-    table = tag("table", tag("thead", head), tag("tbody", rows))
+    table = wide(("runs", "adahop", "versions"), rows, "Versions")
     items = [tag("li", f"{n} runs on {words}") for words, n in machines.items()]
-    return tag("div", wide(table, "Versions"), tag("ul", items))
+    return tag("div", table, tag("ul", items))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -39,6 +40,11 @@ def join(*parts: Any) -> Html:
     return Html("".join(out))
 
 
-def wide(table: Html, what: str) -> Html:
-    """A table that may be scrolled sideways, by keyboard too."""
+def wide(heads: Sequence[str], rows: list[Html], what: str, **attributes: Any) -> Html:
+    """A table with a head that may be scrolled sideways, by keyboard too."""
+    head = tag("thead", tag("tr", [tag("th", h, scope="col") for h in heads]))
+    return scrolled(tag("table", head, tag("tbody", rows), **attributes), what)
+
+
+def scrolled(table: Html, what: str) -> Html:
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=what)

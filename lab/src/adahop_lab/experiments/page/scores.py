@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from adahop_lab.experiments.outcome import NOT_RUN, Outcome, against, best, by_dataset, label, said
-from adahop_lab.experiments.page.html import Html, tag, wide
+from adahop_lab.experiments.page.html import Html, scrolled, tag, wide
 from adahop_lab.experiments.stats import Paired, scores
 
 NONE = "–"
@@ -27,7 +27,7 @@ def overview(found: list[Outcome]) -> Html:
         for row, name in names.items()
     ]
     caption = tag("caption", "Mean test score, and below it the paper's. The best of a column is bold.")
-    return wide(tag("table", caption, tag("thead", head), tag("tbody", body), class_="matrix"), "Overview table")
+    return scrolled(tag("table", caption, tag("thead", head), tag("tbody", body), class_="matrix"), "Overview table")
 
 
 def anchor(o: Outcome) -> str:
@@ -68,12 +68,9 @@ def dataset_table(rows: list[Outcome], more: dict[str, Callable[[Outcome], str]]
         tag("tr", tag("th", o.cell.name, scope="row"), [_labelled(head, cell(o)) for head, cell in columns.items()])
         for o in rows
     ]
-    heads = tag("thead", tag("tr", [tag("th", head, scope="col") for head in ("Method", *columns)]))
     words = [tag("p", sentence) for sentence in said(rows, numbers=False)]
     how = tag("p", "Differences are paired by seed; each interval (t) stands by itself.", class_="fine")
-    table = wide(
-        tag("table", heads, tag("tbody", body)), f"Scores on {label(rows[0].cell.dataset)}" if rows else "Scores"
-    )
+    table = wide(("Method", *columns), body, f"Scores on {label(rows[0].cell.dataset)}" if rows else "Scores")
     return tag("div", table, words, how if words else None, _far(rows), class_="cards")
 
 

@@ -1,0 +1,31 @@
+"""The memory of a process, and what another one prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adahop_lab.process import Peak, forget, limited, memory, printed
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+SAYS = [sys.executable, "-c", "print('first'); print('{\"a\": 1}')"]
+
+
+def test_the_memory_of_this_process():
+    assert memory("VmHWM") >= memory() > memory("RssAnon") > 1 << 20 and memory("no such line") == 0
+    with Peak() as peak:
+        peak.done.wait(0.2)
+    assert peak.value >= 1 << 20
+
+
+def test_the_last_line_that_a_process_prints(tmp_path):
+    assert printed(SAYS) == {"a": 1}
+    with pytest.raises(subprocess.CalledProcessError):
+        printed([sys.executable, "-c", "raise SystemExit(3)"])
+    (tmp_path / "x.npy").write_bytes(b"1")
+    forget(tmp_path)
+    found = limited(SAYS, 256)  # None where no group can be made
+    assert found is None or (found["a"] == 1 and "256 MiB" in found["limit"])
