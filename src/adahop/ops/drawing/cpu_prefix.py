@@ -28,6 +28,8 @@ from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write, words_
 
 ONE = 1 << 32  # a row's whole length
 LINE = 16  # uint32 per cache line
+LINES = 8  # of the next row that are asked for while one is renewed
+LIGHT = 6  # edges whose sums are made in the time that one is drawn
 LONG = 512  # edges from which on a first guess is too far off
 GROUP = 16  # targets whose lines are asked for before the first is read
 AHEAD = 16  # targets whose state is asked for before it is read
@@ -35,9 +37,25 @@ LISTED = np.int32(-(2**31))  # in place of visits: a row is listed once, however
 
 
 @part
+def summary(w, n):
+    """The sum, the largest and the smallest of w[:n]; four chains, as each addition waits for the one before."""
+    t0, t1, t2, t3 = 0.0, 0.0, 0.0, 0.0
+    best, least = 0.0, np.inf
+    whole = n & ~3
+    for j in range(0, whole, 4):
+        w0, w1, w2, w3 = w[j], w[j + 1], w[j + 2], w[j + 3]
+        t0, t1, t2, t3 = t0 + w0, t1 + w1, t2 + w2, t3 + w3
+        best = max(best, max(max(w0, w1), max(w2, w3)))
+        least = min(least, min(min(w0, w1), min(w2, w3)))
+    for j in range(whole, n):
+        t0 += w[j]
+        best, least = max(best, w[j]), min(least, w[j])
+    return (t0 + t1) + (t2 + t3), best, least
+
+
+@part
 def fill(a, n, indices, edge, node, far, root, w):
     """w[:n] = the odds of the edges from a on, the smallest within reach of the largest; their sum, and both."""
-    total, best, least = 0.0, 0.0, np.inf
     if node.shape[0] > 0:
         for j in range(n):
             w[j] = np.float64(node[np.uint64(indices[np.uint64(a + j)] + far)])
@@ -50,9 +68,7 @@ def fill(a, n, indices, edge, node, far, root, w):
     if edge.shape[0] > 0:
         for j in range(n):
             w[j] *= np.float64(edge[np.uint64(a + j)])
-    for j in range(n):
-        total += w[j]
-        best, least = max(best, w[j]), min(least, w[j])
+    total, best, least = summary(w, n)
     low = best * FLOOR if best > 0.0 else 1.0
     if least < low:
         total = 0.0
@@ -64,9 +80,18 @@ def fill(a, n, indices, edge, node, far, root, w):
 
 @part
 def lay(w, n, times, even, a, table):
-    """The prefix sums of w * times + even, which sum to 2^32, cut to whole numbers."""
-    exact = 0.0
-    for j in range(n - 1):
+    """The prefix sums of w * times + even, which sum to 2^32, cut to whole numbers; four at a time."""
+    exact, whole = 0.0, (n - 1) & ~3
+    for j in range(0, whole, 4):
+        o = a + j
+        x0, x2 = w[j] * times + even, w[j + 2] * times + even
+        x1, x3 = x0 + (w[j + 1] * times + even), x2 + (w[j + 3] * times + even)
+        table[o] = np.uint32(np.int64(exact + x0))
+        table[o + 1] = np.uint32(np.int64(exact + x1))
+        table[o + 2] = np.uint32(np.int64(exact + (x1 + x2)))
+        exact += x1 + x3
+        table[o + 3] = np.uint32(np.int64(exact))
+    for j in range(whole, n - 1):
         exact += w[j] * times + even
         table[np.uint64(a + j)] = np.uint32(np.int64(exact))
     table[a + n - 1] = np.uint32(0)
@@ -88,6 +113,17 @@ def fit(n, most, a, table):
     return max(longest, after)
 
 
+@part
+def ask_row(a, b, indices, edge, node, table):
+    """Ask for what renewing the edges a..b reads and writes, as far as the processor would not foresee it."""
+    for j in range(a, min(b, a + LINE * LINES), LINE):
+        prefetch_write(table, j)
+        if node.shape[0] > 0:
+            prefetch(indices, j)
+        if edge.shape[0] > 0:
+            prefetch(edge, j)
+
+
 @kernel
 def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
     """The prefix sums of the rows lo..hi again from the current odds, for draws of ks.
@@ -101,6 +137,8 @@ def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
         longest = max(longest, last[rows[i]] - first[rows[i]])
     w = np.empty(longest)
     for i in range(lo, hi):
+        if i + 2 < hi:
+            ask_row(first[rows[i + 2]], last[rows[i + 2]], indices, edge, node, table)
         v = rows[i]
         a, n, k = first[v], last[v] - first[v], ks[i]
         total, best, least = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
@@ -116,12 +154,14 @@ def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
 
 
 @kernel
-def visit(rows, ptr, begin, first, last, often, upto, due, ks):
+def visit(rows, ptr, begin, first, last, often, once, upto, due, ks, work):
     """Count a visit to each row that left anything to chance; list those due, n / (often k) visits after the last.
 
-    upto[2 v + 1] is the number of visits since.
+    upto[2 v + 1] is the number of visits since; `once`: tables serve draws without replacement. `work` gets the
+    cumulative lengths of the rows that are due.
     """
     many, targets = 0, rows.shape[0]
+    work[0] = 0
     for t in range(targets):
         if t + AHEAD < targets:
             prefetch(begin, rows[t + AHEAD])
@@ -134,7 +174,7 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
             now = seen * k * often >= n
             upto[2 * v + 1] = LISTED if now else seen
             if now:
-                due[many], ks[many] = v, k
+                due[many], ks[many], work[many + 1] = v, k if once else 1, work[many] + n
                 many += 1
     for i in range(many):
         upto[2 * due[i] + 1] = 0
@@ -142,11 +182,9 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
 
 
 @kernel
-def visit_and_renew(rows, ptr, begin, first, last, often, once, indices, odds, table, upto, due, ks):
-    """Both in one call, for one thread; `once`: tables serve draws without replacement."""
-    many = visit(rows, ptr, begin, first, last, often, upto, due, ks)
-    if not once:
-        ks[:many] = 1
+def visit_and_renew(rows, ptr, begin, first, last, often, once, indices, odds, table, upto, due, ks, work):
+    """Both in one call, for one thread."""
+    many = visit(rows, ptr, begin, first, last, often, once, upto, due, ks, work)
     renew(0, many, due, ks, first, last, indices, odds, table, upto)
 
 
