@@ -188,29 +188,29 @@ def _odds(odds: Odds) -> tuple:
     return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy(), odds.root
 
 
-def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
-    return prefix.table.numpy().view(np.uint32), prefix.upto.numpy()
+def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray, int]:
+    return prefix.table.numpy().view(np.uint32), prefix.upto.numpy(), prefix.wide
 
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
     begin, first, last, indices, _, _ = edges.arrays
-    (table, upto), by = _prefix(prefix), _odds(odds)
+    (table, upto, wide), by = _prefix(prefix), _odds(odds)
     due, ks, work = (empty((len(row) + 1,), np.int64) for _ in range(3))
     drawn = row.numpy(), ptr.numpy(), begin, first, last, often
     if get_threads() == 1:
-        cpu_prefix.visit_and_renew(*drawn, once, indices, by, table, upto, due, ks, work)
+        cpu_prefix.visit_and_renew(*drawn, once, indices, by, table, upto, wide, due, ks, work)
         return
     many = cpu_prefix.visit(*drawn, once, upto, due, ks, work)
-    over(cpu_prefix.renew, many, due, ks, first, last, indices, by, table, upto, work=work,
-         light=cpu_prefix.LIGHT)  # fmt: skip
+    given = (due, ks, first, last, indices, by, table, upto, wide)
+    over(cpu_prefix.renew, many, *given, work=work, light=cpu_prefix.LIGHT)
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
     _, first, last, indices, _, _ = edges.arrays
     of, ks = rows.numpy(), k.numpy()
     work = np.concatenate([[0], np.cumsum(last[of] - first[of])])
-    over(cpu_prefix.renew, len(of), of, ks, first, last, indices, _odds(odds), *_prefix(prefix), work=work,
-         light=cpu_prefix.LIGHT)  # fmt: skip
+    given = (of, ks, first, last, indices, _odds(odds), *_prefix(prefix))
+    over(cpu_prefix.renew, len(of), *given, work=work, light=cpu_prefix.LIGHT)
 
 
 def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:
