@@ -56,11 +56,11 @@ def threads(n: int) -> Iterator[None]:
 def over(kernel: Callable, n: int, *args, work: np.ndarray | int = 1, light: int = 1) -> None:
     """kernel(lo, hi, *args) over [0, n) in parts of equal time, see `cuts`."""
     at = cuts(n, work, light)
-    jobs = [Job(kernel, lo, hi, *args) for lo, hi in pairwise(at[1:]) if hi > lo]
+    begun = [_workers.begin(kernel, lo, hi, *args) for lo, hi in pairwise(at[1:]) if hi > lo]
     try:
         kernel(at[0], at[1], *args)
     finally:
-        finish(jobs)
+        _workers.end_all(begun)
 
 
 def parts(n: int, work: int, light: int = 1) -> int:
@@ -89,37 +89,14 @@ def relay(here: Callable, make: Callable, take: Callable, cuts: Sequence[int]) -
     One hand-over a thread: to wake one costs as much as thousands of edges do.
     """
     others = [(lo, hi) for lo, hi in pairwise(cuts[1:]) if hi > lo]
-    jobs = [Job(make, *part) for part in others]
+    begun = [_workers.begin(make, *part) for part in others]
     try:
         here(cuts[0], cuts[1])
         for part in others:
-            jobs.pop(0).result()
+            _workers.end(begun.pop(0))
             take(*part)
     finally:
-        finish(jobs)
-
-
-class Job:
-    """A call in another thread, begun at once; `result` waits for it and must be called."""
-
-    def __init__(self, call: Callable, *args):
-        self.worker = _idle.pop() if _idle else Worker()
-        self.worker.begin(call, args)
-
-    def result(self) -> None:
-        self.worker.end()
-
-
-def finish(jobs: Sequence[Job]) -> None:
-    """Wait for all, then raise the first error."""
-    errors = []
-    for job in jobs:
-        try:
-            job.result()
-        except BaseException as e:
-            errors.append(e)
-    if errors:
-        raise errors[0]
+        _workers.end_all(begun)
 
 
 class Worker:
@@ -137,12 +114,11 @@ class Worker:
         self.call = call, args
         self.go.release()
 
-    def end(self) -> None:
+    def end(self) -> BaseException | None:
+        """Wait for the call; what it raised."""
         self.done.acquire()
         error, self.error = self.error, None
-        _idle.append(self)
-        if error is not None:
-            raise error
+        return error
 
     def _run(self) -> None:
         while True:
@@ -158,6 +134,36 @@ class Worker:
             self.done.release()
 
 
-_idle: list[Worker] = []
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # a fork has none of its parent's threads
+class Workers:
+    """Threads that wait for work; more are made as they are needed. A fork has none of its parent's."""
+
+    def __init__(self) -> None:
+        self.idle: list[Worker] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.idle.clear)
+
+    def begin(self, call: Callable, *args) -> Worker:
+        """Make the call in another thread, now; `end` must be called for it."""
+        worker = self.idle.pop() if self.idle else Worker()
+        worker.begin(call, args)
+        return worker
+
+    def end(self, worker: Worker) -> None:
+        error = worker.end()
+        self.idle.append(worker)  # not where waiting was interrupted: it still works
+        if error is not None:
+            raise error
+
+    def end_all(self, begun: Sequence[Worker]) -> None:
+        """Wait for all, then raise the first error."""
+        errors = []
+        for worker in begun:
+            try:
+                self.end(worker)
+            except BaseException as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+
+
+_workers = Workers()
