@@ -107,4 +107,6 @@ def graph() -> Graph:
 @pytest.fixture
 def many_threads(monkeypatch):
     """Let even tiny work be split, so that thread counts matter on small graphs."""
-    monkeypatch.setattr(importlib.import_module("adahop.ops.threads"), "SMALL", 1)
+    threads = importlib.import_module("adahop.ops.threads")
+    monkeypatch.setattr(threads, "SMALL", 1)
+    monkeypatch.setattr(threads, "LATE", 0)

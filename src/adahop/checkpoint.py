@@ -199,7 +199,7 @@ def content_hash(data: NodeData) -> str:
         for kind, t in found.tables.items() if isinstance(found, TypedFeatures) else [("", found)]:
             if t is not None:
                 h.update(f"{name}{kind}:{t.dtype}:{tuple(t.shape)}".encode())
-                h.update(t.detach().cpu().contiguous().numpy().data)
+                h.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return h.hexdigest()
 
 

@@ -14,6 +14,9 @@ from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.sizes import check_sizes
 from adahop.sum import ESTIMATORS, controlled, dial
 
+FEATURES = ("float32", "bfloat16")  # the precision that features are kept in
+LATER = {"features": "float32"}  # what checkpoints mean that were written before it could be said
+
 # what version 0.1 took for granted, by model: its options, and the estimator of a method that has one per model
 FIRST: dict[str, tuple[dict[str, Any], str]] = {"gat": ({"heads": 1}, "exact+history"), "geniepath": ({}, "plain")}
 
@@ -59,6 +62,7 @@ class Config:
     capture: bool | None = None  # the step as one CUDA graph; None: wherever that can be
     tf32: bool = True  # on a GPU: matrix products in TF32
     half: bool = False  # history in half precision, on a GPU features too (sums stay float32)
+    features: str = "float32"  # or bfloat16: features are kept and read in 16 bits (sums stay float32)
     cache: float | None = None  # on a GPU: features stay in host memory, this share of their rows has a copy there
     partition: str | None = None  # range or metis: each of several processes owns a part of the graph
     model_options: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +91,8 @@ class Config:
         if self.judged is not None:
             count(self.judged, 1, "judged")
             self._without_passes()
+        if one_of(self.features, FEATURES, "features") != "float32" and models.MODELS[self.model].typed:
+            raise InputError(f"`features` must be float32 for a model over several node types, got {self.features}")
         if self.cache is not None:
             between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:

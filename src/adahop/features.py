@@ -42,7 +42,10 @@ def gather(h: Tensor | Ungathered, block: Block, coef: Tensor, base: ops.Base = 
 
     With `base` (table, rows, keep), on top of keep * table[rows]: not for h [S, C] with coef [M, H].
     """
-    if not torch.is_tensor(h) and h.table.dtype != torch.float32:
+    if not torch.is_tensor(h) and h.table.dtype != torch.float32:  # read as they lie, where no gradient reads them too
+        if base is None and not coef.requires_grad:
+            total = ops.table_sum(h.table, block.src, coef.view(len(coef), -1), block.ptr, h.n_id)
+            return total if coef.dim() == 2 else total.squeeze(1)
         h = h.gathered()
     src = block.src if torch.is_tensor(h) else h.n_id.index_select(0, block.src)
     h = h if torch.is_tensor(h) else h.table

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from adahop import models
+from adahop import models, ops
 from adahop.checkpoint import content_hash
 from adahop.checks import InputError
 from adahop.config import Config
@@ -96,6 +96,17 @@ class Average:
                 mean.data, p.data = p.data, mean.data
 
 
+def stored(data: NodeData, features: str) -> NodeData:
+    """The data with its features in another precision."""
+    if features == "float32":
+        return data
+    if ops.in_file(data.x):
+        raise InputError(f"`features` must be float32 for features in a file, which has its own type, got {features}")
+    out: Any = copy.copy(data)
+    out.x = data.x.to(getattr(torch, features))
+    return out
+
+
 def inputs_of(data: NodeData, model: str) -> int | Schema:
     """The inputs of a model: the width of the features, or the schema of a typed graph."""
     typed, fitting = data.graph.types is not None, [k for k, m in models.MODELS.items() if m.typed]
@@ -153,7 +164,7 @@ class Run:
 
     def __init__(self, data: NodeData, config: Config, seed: int):
         self.start = time.perf_counter()
-        self.config, self.data = config, data.to(config.device)
+        self.config, self.data = config, stored(data, config.features).to(config.device)
         self.team = team(self.data)
         if not self.team.total(float(self.data.val_mask.sum()))[0]:
             raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")

@@ -484,10 +484,11 @@ class ExactAttention(OnGraph, Sum):
         if not values.share:  # a step with dropout comes here twice
             self.settle()
         every = self.graph.in_edges(self.rows(block))
-        whole = Values(self.x, values.encoder)
         if values.share or every.num_edges < len(self.x):  # what is read of x, once: all of it may be much more
             ids, every = named(every.src[:0], every, self.scratch, len(self.x))
-            whole = Values(self.x[ids], values.encoder, values.share)
+            whole = Values(self.x[ids].float(), values.encoder, values.share)
+        else:
+            whole = Values(self.x.float(), values.encoder)
         ends = conv.ends(whole, own, every)
         coef = attention(conv.scored(ends, every), every, "softmax")
         keeps = self.kept is not None and not values.share
@@ -529,11 +530,11 @@ class ExactAttention(OnGraph, Sum):
         self.settle()
         if self.kept is None or passed or len(h) != len(self.kept.value):
             return
-        values = Values(h, shared=True)
+        values, x = Values(h, shared=True), self.x.float()
         for nodes in torch.arange(len(h), device=h.device).split(1 << 12):
             every = self.graph.in_edges(nodes)
             coef = attention(conv.scored(conv.ends(values, h[nodes], every), every), every, "softmax")
-            self.kept.push(nodes, gather(self.x, every, coef).flatten(1))
+            self.kept.push(nodes, gather(x, every, coef).flatten(1))
 
     def settle(self) -> None:
         """Write what the last step formed: only now, as the layer above still read the old rows."""

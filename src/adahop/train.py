@@ -15,7 +15,7 @@ from adahop import models
 from adahop.capture import products, steps
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import count, fields, function, of_kind, one_of, room_for
-from adahop.config import Config, as_said
+from adahop.config import LATER, Config, as_said
 from adahop.distributed import Alone
 from adahop.graph import Graph
 from adahop.metrics import METRICS
@@ -129,7 +129,7 @@ class Kept:
         if state is not None and state["result"]["steps"] > least:
             state = checkpoints.until(least)
         if state is not None:
-            agree(self.identity, as_said(state.pop("identity")))
+            agree(self.identity, {**LATER, **as_said(state.pop("identity"))})
             run.load_state_dict(state)
         run.team.resumed(run)
 

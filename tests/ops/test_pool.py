@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,7 +13,8 @@ import torch
 
 from adahop import Graph
 from adahop.ops.buffers import MOST, SMALL, Pool
-from adahop.ops.threads import relay
+from adahop.ops.threads import LATE, cuts, over, relay, threads
+from adahop.ops.threads import SMALL as WORTH
 from adahop.samplers import NeighborSampler
 
 
@@ -57,3 +61,42 @@ def test_a_relay_takes_in_order_and_tells_of_a_failure():
 
     with pytest.raises(RuntimeError, match="part two"):
         relay(lambda *part: None, fails, lambda *part: None, [0, 3, 5])
+
+
+def test_an_error_in_a_thread_comes_out_after_all_have_ended(many_threads):
+    ended = []
+
+    def some(lo: int, hi: int) -> None:
+        if lo == 0:
+            raise RuntimeError("part one")
+        time.sleep(0.01)
+        ended.append(lo)
+
+    with threads(3):
+        with pytest.raises(RuntimeError, match="part one"):
+            over(some, 9)
+        assert sorted(ended) == [3, 6]
+        over(lambda lo, hi: ended.append(hi), 9)
+    assert sorted(ended) == [3, 3, 6, 6, 9]
+
+
+def test_the_first_part_is_longer_by_what_is_done_before_others_begin():
+    big = 10 * WORTH
+    with threads(2):
+        assert cuts(big, 1) == [0, (big + LATE) // 2, big]
+        assert cuts(big, np.arange(big + 1)) == [0, (big + LATE) // 2, big]
+        assert cuts(big, 1, light=20) == [0, big] and cuts(10, 1) == [0, 10]
+        assert cuts(0, np.zeros(1)) == [0, 0]
+    with threads(1):
+        assert cuts(big, 1) == [0, big]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_fork_has_threads_of_its_own(many_threads):
+    with threads(2):
+        found = np.zeros(8)
+        over(lambda lo, hi: found[lo:hi].fill(1.0), 8)
+        child = multiprocessing.get_context("fork").Process(target=over, args=(lambda lo, hi: None, 8))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0 and found.all()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from adahop import draws, ops
+from adahop import InputError, draws, ops
 from adahop.methods import make
 from adahop.ops import Odds, Prefix, random
 from adahop.policies import Exp3, Static, Tracked
@@ -19,8 +21,8 @@ from conftest import messy_graph, same_blocks, star
 ONE = 1 << 32
 
 
-def sums_of(g, odds, k, rows=None):
-    made = empty_prefix(g, MEMORY)
+def sums_of(g, odds, k, rows=None, wide=1):
+    made = empty_prefix(g, MEMORY, wide)
     rows = (g.indptr[1:] - g.first > k).nonzero().flatten() if rows is None else rows
     ops.renew(rows, torch.full_like(rows, k), g.edges, odds, made)
     return made
@@ -66,7 +68,7 @@ def test_lengths_are_the_inclusion_probabilities(kernel, monkeypatch):
             float(rng.choice([0.0, 0.5, 3.0, 20.0])) * torch.randn(n, generator=torch.Generator().manual_seed(n))
         )
         g = star(n)
-        table, upto = sums_of(g, Odds(edge=w, eta=eta), k, torch.tensor([0]))
+        table, upto, _ = sums_of(g, Odds(edge=w, eta=eta), k, torch.tensor([0]))
         steps = lengths(table)
         assert int(steps.sum()) == ONE and int(steps.min()) >= 1 and int(steps.max()) <= ONE // k
         assert ONE // int(steps.max()) >= int(upto[0]) >= k
@@ -143,7 +145,7 @@ def test_any_degree(n, order):
     g, k = star(n), 9
     w = torch.exp(1.5 * torch.randn(n, generator=torch.Generator().manual_seed(0)))
     odds = Odds(edge=w.sort().values if order == "sorted" else w, eta=0.05)
-    table, upto = sums_of(g, odds, k)
+    table, upto, _ = sums_of(g, odds, k)
     odds = odds._replace(prefix=Prefix(table, upto))
     steps = lengths(table)
     ends = steps.cumsum(0)
@@ -191,12 +193,13 @@ def test_a_row_is_renewed_after_its_visits():
     assert int(upto[1]) == 0
 
 
+@pytest.mark.parametrize("sums", ["edges", "blocks"])
 @pytest.mark.parametrize("policy", [Tracked, Exp3])
 @pytest.mark.parametrize("budget", [False, True])
-def test_learned_draws_are_unbiased(policy, budget):
+def test_learned_draws_are_unbiased(policy, budget, sums):
     # 60 targets, one sum each, |z| < 5.5: false alarm < 1e-5 per case
     g = messy_graph(60, 9000)
-    sampler = taught(g, policy(g, 1), 400 if budget else 6, 24, budget=budget)
+    sampler = taught(g, policy(g, 1, sums=sums), 400 if budget else 6, 24, budget=budget)
     state = sampler.policy.prefix if policy is Tracked else sampler.policy.arms.prefix
     assert int((state.upto0[::2] > 0).sum()) > 20  # half of the nodes were targets
     value, rounds = torch.rand(60, generator=torch.Generator().manual_seed(5)), 600
@@ -210,20 +213,30 @@ def test_learned_draws_are_unbiased(policy, budget):
     assert float(z.abs().max()) < 5.5
 
 
-@pytest.mark.parametrize("kind", ["tracked", "exp3", "static"])
+KINDS = {
+    "tracked": Tracked,
+    "tracked, blocks": partial(Tracked, sums="blocks"),
+    "exp3": Exp3,
+    "exp3, blocks": partial(Exp3, sums="blocks"),
+    "static": Static,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_threads_do_not_matter(kind, many_threads):
     g, ends = messy_graph(80, 20_000), []
     for n in (1, 2, 8):
         with ops.threads(n):
-            policy = {"tracked": Tracked, "exp3": Exp3, "static": Static}[kind](g, 2)
+            policy = KINDS[kind](g, 2)
             ends.append(learn(taught(g, policy, 4), torch.Generator().manual_seed(9)))
     assert same_blocks(ends[0], ends[1]) and same_blocks(ends[0], ends[2])
 
 
+@pytest.mark.parametrize("sums", ["edges", "blocks"])
 @pytest.mark.parametrize("method", ["adahop", "bs"])
-def test_a_loaded_state_goes_on_to_the_bit(method):
+def test_a_loaded_state_goes_on_to_the_bit(method, sums):
     g = messy_graph(60, 9000)
-    one, two = (make(method, g, [4, 4], draw="systematic") for _ in range(2))
+    one, two = (make(method, g, [4, 4], draw="systematic", sums=sums) for _ in range(2))
     one.skip = two.skip = frozenset({0})
     gens = [torch.Generator().manual_seed(0) for _ in range(2)]
     for _ in range(5):
@@ -282,3 +295,81 @@ def test_which_draws_keep_sums():
         for method in ("adahop", "bs"):
             policy = make(method, g, [3], draw=draw_).policy
             assert (getattr(policy, "arms", policy).prefix.at(0) is not None) == ((method, draw_) in kept)
+
+
+# --- sums of blocks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["systematic", "multinomial"])
+def test_draws_by_blocks_are_the_references(how, monkeypatch):
+    """Odds have moved on since the sums were made, some far; sums of floating-point numbers end differently."""
+    g, gen = messy_graph(80, 9000).normalized("row"), torch.Generator().manual_seed(0)
+    then, now = (torch.exp(2 * torch.randn(80, generator=gen)) for _ in range(2))
+    odds, k = Odds(edge=g.weight, node=then, eta=0.05, root=True), 7 if how == "systematic" else 1
+    rows = (g.indptr[1:] - g.first > 7).nonzero().flatten()[::2]
+    made = sums_of(g, odds, k, rows, wide=32)
+    odds = odds._replace(node=now, prefix=made)
+    fast = [draw(g, odds, torch.arange(80), 7, seed, how) for seed in range(5)]
+    assert int(g.degree().max()) > 128 and int((made.table != 0).sum()) > 100
+    monkeypatch.setenv("ADAHOP_REFERENCE", "1")
+    plain = sums_of(g, odds._replace(node=then, prefix=None), k, rows, wide=32)
+    far = (made.table.long() - plain.table.long()).abs()
+    assert int(torch.minimum(far, ONE - far).max()) <= 2
+    for seed, one in enumerate(fast):
+        other = draw(g, odds, torch.arange(80), 7, seed, how)
+        assert torch.equal(one.ptr, other.ptr) and torch.equal(one.pos, other.pos)
+        assert torch.allclose(one.prob, other.prob, rtol=1e-6) and torch.allclose(one.scale, other.scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.7, 2.5])
+@pytest.mark.parametrize(("n", "k"), [(11, 10), (32, 5), (33, 10), (65, 60), (700, 10), (5000, 25)])
+def test_by_blocks_edges_come_as_often_as_stated(n, k, spread):
+    """Frequencies equal the stated probabilities though the odds have changed since the blocks were summed."""
+    # |z| < 5 of the estimate and chi-square over at most 20 groups at p > 1e-4, 18 cases: false alarm < 2e-3
+    copies, gen = 400, torch.Generator().manual_seed(n)
+    g = star(n, copies)
+    then, now = (torch.exp(spread * torch.randn(n, generator=gen)).repeat(copies) for _ in range(2))
+    made = sums_of(g, Odds(edge=then, eta=0.05), k, wide=32)
+    odds = Odds(edge=now, eta=0.05, prefix=made)
+    count, stated, value, sums = torch.zeros(n), torch.zeros(n), torch.rand(n, generator=gen), []
+    for seed in range(5):
+        d = draw(g, odds, torch.arange(copies), k, seed)
+        item = g.indices.long()[d.pos] - copies
+        assert (d.ptr.diff() == k).all() and torch.allclose(d.scale * d.prob, torch.ones(()))
+        assert len(torch.unique(item + n * torch.arange(copies).repeat_interleave(k))) == len(item), "an edge twice"
+        count += torch.bincount(item, minlength=n)
+        stated[item] = d.prob
+        sums.append((d.scale * value[item]).view(copies, k).sum(1))
+    estimate, total = torch.cat(sums).double(), float(value.sum())
+    assert abs(float(estimate.mean()) - total) <= 5 * float(estimate.std()) / 2000**0.5 + 1e-4 * total
+    free = (stated < 1) & (count > 0)
+    assert (count[stated >= 1] == 2000).all()
+    if int(free.sum()) > 40 and bool((count > 0).all()):  # all probabilities are known
+        group = (stated[free].cumsum(0) / stated[free].sum() * 20).long().clamp(max=19)
+        seen, want = (
+            torch.zeros(20, dtype=torch.double).index_add_(0, group, x.double())
+            for x in (count[free], 2000 * stated[free])
+        )
+        assert float(stated.sum()) == pytest.approx(k, rel=1e-4)
+        assert stats.chisquare(seen[want > 0], want[want > 0] * seen.sum() / want.sum()).pvalue > 1e-4
+
+
+def test_blocks_follow_the_odds_of_now():
+    """Within a block an edge comes by today's odds: one that has become light is drawn seldom without new sums."""
+    n, copies, k = 64, 300, 4
+    g = star(n, copies)
+    made = sums_of(g, Odds(edge=torch.ones(n * copies), eta=0.05), k, wide=32)
+    now = torch.ones(n)
+    now[:16] = 0.01
+    d = draw(g, Odds(edge=now.repeat(copies), eta=0.05, prefix=made), torch.arange(copies), k)
+    item = g.indices.long()[d.pos] - copies
+    assert float((item < 16).double().mean()) < 0.05 < float((item < 32).double().mean()) - 0.4
+
+
+def test_blocks_take_an_eighth_of_a_byte_per_edge():
+    g = messy_graph(60, 9000)
+    small, large = (make("adahop", g, [4], sums=sums).policy.prefix for sums in ("blocks", "edges"))
+    assert large.table0.nbytes == 4 * g.num_edges
+    assert small.table0.nbytes <= g.num_edges / 8 + 4 * (g.num_nodes + 1)
+    with pytest.raises(InputError, match="`sums` must be one of edges, blocks, got 'rows'"):
+        make("adahop", g, [4], sums="rows")

@@ -86,6 +86,9 @@ def train(
         bool | None, option("On a GPU: run the step as one CUDA graph; default: where possible.")
     ] = None,
     half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
+    features: Annotated[
+        str, option("Precision of the features: float32, or bfloat16 to read half the bytes.")
+    ] = "float32",
     tf32: Annotated[bool, option("On a GPU: matrix products in TF32.")] = True,
     cache: Annotated[
         float | None, option("On a GPU: keep features in host memory, with this fraction of rows on the device.")

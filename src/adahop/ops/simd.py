@@ -66,13 +66,16 @@ prefetch, prefetch_write = _prefetch(0), _prefetch(1)  # of a line that will be 
 
 @intrinsic
 def real(_, x):
-    """A number as float32: of uint16 its bits are those of half precision."""
-    if x not in (types.uint16, types.float32):
+    """A number as float32: of uint16 its bits are those of float16, of int16 those of bfloat16."""
+    if x not in (types.uint16, types.int16, types.float32):
         return None
 
     def codegen(context, builder, signature, args):
         if signature.args[0] == types.float32:
             return args[0]
+        if signature.args[0] == types.int16:
+            word = ir.IntType(32)
+            return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(x), codegen

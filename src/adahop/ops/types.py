@@ -123,6 +123,7 @@ class Prefix(NamedTuple):
 
     table: Tensor  # [P] int32, the bits of uint32
     upto: Tensor  # [2 R] int32: the largest k that a row's sums serve (0: none were made), visits since they were made
+    wide: int = 1  # edges per sum; with more than one, row r has those of its blocks from first[r] // wide + r on
 
 
 class Odds(NamedTuple):

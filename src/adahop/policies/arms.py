@@ -16,7 +16,7 @@ from adahop.storage import MEMORY, Storage
 
 class Arms(OnGraph):
     """One weight per edge and state, 1 at first. Memory: 4 bytes per edge and about 0.3 for the sums, per state; with
-    systematic draws 4 for prefix sums instead, see `PrefixSums`.
+    systematic draws 4 (or 1/8) for prefix sums instead, see `PrefixSums`.
 
     >>> arms = Arms(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), states=1)
     >>> arms.odds(0, eta=0.1).edge.tolist()
@@ -27,15 +27,15 @@ class Arms(OnGraph):
     start: Tensor
     sums: Tensor
 
-    def __init__(self, graph: Graph, states: int, storage: Storage = MEMORY):
+    def __init__(self, graph: Graph, states: int, storage: Storage = MEMORY, sums: str = "edges"):
         super().__init__()
         self.graph, self.storage = graph, storage
         start, lines = tree.lay_out(graph.edges.first, graph.edges.last)
         self.register_buffer("weight", ops.large_pages(self._room(states)))
         self.register_buffer("start", start, persistent=False)
-        sums = storage.zeros(states, lines * tree.WIDE, device=graph.device)
-        self.register_buffer("sums", ops.large_pages(sums), persistent=False)
-        self.scratch, self.prefix = Scratch(storage.full), PrefixSums(graph, states, storage)
+        trees = storage.zeros(states, lines * tree.WIDE, device=graph.device)
+        self.register_buffer("sums", ops.large_pages(trees), persistent=False)
+        self.scratch, self.prefix = Scratch(storage.full), PrefixSums(graph, states, storage, sums)
         self.sum_up()
 
     def _room(self, states: int) -> Tensor:

@@ -40,7 +40,7 @@ class Attended(Tracked):
         if graph.types is not None and heads:
             kinds = len(graph.types.relations)
             raise InputError(f"`policy` must be another than attended for a graph with several relations, got {kinds}")
-        super().__init__(graph, layers, eta, memory, storage)
+        super().__init__(graph, layers, eta, memory, storage=storage)
         self.heads, self.slope = count(heads, 0, "heads"), between(slope, 0.0, 1.0, "slope")
         if heads == 0:  # the model has no such scores: a_ij is the graph's weight
             self.reads, self.own_draw = Tracked.reads, False  # type: ignore[assignment]

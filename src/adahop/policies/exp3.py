@@ -25,7 +25,7 @@ class Exp3(Policy):
     the reward's unit does not matter. step = "paper": gain = delta r / (k q),
     delta = sqrt((1 - eta) eta^4 k^5 ln(n/k) / (T n^4)) with T the node's visits (or `horizon`).
     A neighbour drawn twice gains twice. Memory: 4.3 bytes per edge and 8 per node, per layer (or once: `share_layers`);
-    in a typed graph 8 per (relation, target) that has edges.
+    in a typed graph 8 per (relation, target) that has edges. `sums` is what systematic draws keep, see `PrefixSums`.
 
     >>> policy = Exp3(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).edge.tolist()
@@ -48,6 +48,7 @@ class Exp3(Policy):
         share_layers: bool = False,
         horizon: float | None = None,
         memory: float = 0.1,
+        sums: str = "edges",
         storage: Storage = MEMORY,
     ):
         super().__init__(graph, layers, storage)
@@ -69,7 +70,7 @@ class Exp3(Policy):
         )
         states = 1 if share_layers else layers
         n = graph.num_rows
-        self.arms = Arms(graph, states, storage)
+        self.arms = Arms(graph, states, storage, sums)
         self.register_buffer("mean", storage.zeros(states, n, device=graph.device))
         self.register_buffer("visits", storage.zeros(states, n, dtype=torch.int32, device=graph.device))
 

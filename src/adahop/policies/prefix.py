@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adahop import ops
+from adahop.checks import one_of
 from adahop.graph import Graph
 from adahop.ops import Odds, Prefix
 from adahop.storage import MEMORY, Storage
@@ -15,10 +16,14 @@ from adahop.storage import MEMORY, Storage
 OFTEN = 2  # a row's sums are made again when, since the last time, 1/OFTEN as many edges were drawn as it has
 
 
-def empty_prefix(graph: Graph, storage: Storage) -> Prefix:
+WIDE = {"edges": 1, "blocks": 32}  # edges per sum
+
+
+def empty_prefix(graph: Graph, storage: Storage, wide: int = 1) -> Prefix:
     """Sums that were made for no row: draws are even. Rows that never have any take no memory."""
-    table = storage.sparse(graph.num_edges, dtype=torch.int32)
-    return Prefix(ops.large_pages(table, now=False), storage.sparse(2 * graph.num_rows, dtype=torch.int32))
+    many = graph.num_edges if wide == 1 else graph.num_edges // wide + graph.num_rows + 1
+    table = ops.large_pages(storage.sparse(many, dtype=torch.int32), now=False)
+    return Prefix(table, storage.sparse(2 * graph.num_rows, dtype=torch.int32), wide)
 
 
 def renew_all(graph: Graph, k: int, odds: Odds, prefix: Prefix) -> None:
@@ -35,10 +40,14 @@ class PrefixSums(nn.Module):
     the degree. Until its first time a row is drawn from evenly. Memory: 4 bytes per edge and 8 per node, per layer; a
     row that was never renewed, and a layer that is never drawn, take nothing but addresses, also in a checkpoint. On a
     GPU none are kept: there a scan of the row is quick.
+
+    sums="blocks" keeps a sum for every 32 edges alone: 1/8 byte per edge and 12 per node, per layer. A draw then reads
+    the odds of the 32 edges of its block again, which takes longer.
     """
 
-    def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY):
+    def __init__(self, graph: Graph, layers: int, storage: Storage = MEMORY, sums: str = "edges"):
         super().__init__()
+        self.wide = WIDE[one_of(sums, WIDE, "sums")]
         self.graph, self.layers, self.storage = graph, layers, storage
         self.wanted, self.once = False, True
         for layer in range(layers):
@@ -54,14 +63,14 @@ class PrefixSums(nn.Module):
         kept, self.wanted = self._buffers["upto0"] is not None, True
         if not kept and ops.goes_by_sums(self.graph.indptr):
             for layer in range(self.layers):
-                table, upto = empty_prefix(self.graph, self.storage)
+                table, upto, _ = empty_prefix(self.graph, self.storage, self.wide)
                 setattr(self, f"table{layer}", table)
                 setattr(self, f"upto{layer}", upto)
 
     def at(self, layer: int) -> Prefix | None:
         """The sums of a layer, or None where none are kept."""
         table: Tensor | None = getattr(self, f"table{layer}")
-        return None if table is None else Prefix(table, getattr(self, f"upto{layer}"))
+        return None if table is None else Prefix(table, getattr(self, f"upto{layer}"), self.wide)
 
     def visited(self, layer: int, row: Tensor, ptr: Tensor, odds: Odds) -> None:
         """The rows of a block were drawn from and have taught what they could: those due get new sums."""

@@ -26,10 +26,10 @@ class Tracked(Policy):
 
     |m_j|^2 = energy / (weight scale)^2 belongs to node j, not to the edge: what one parent sees serves all, and what is
     learned takes 6 bytes per node and layer (in a typed graph per relation and source). What spares the CPU a scan, for
-    draws with replacement and systematic ones, takes 8 more per node and 4 per edge (`PrefixSums`). The average of
-    squares is what minimises the variance when h_j itself is noisy (sampled below, dropout). `level` is the mean |m|^2
-    of the day: as a model learns, all norms grow together, and a node seen long ago must not look small for it. v
-    starts at 1, the typical node, and counts as one sight.
+    draws with replacement and systematic ones, takes 8 more per node and 4 per edge, or with sums="blocks" 12 per node
+    and 1/8 per edge (`PrefixSums`). The average of squares is what minimises the variance when h_j itself is noisy
+    (sampled below, dropout). `level` is the mean |m|^2 of the day: as a model learns, all norms grow together, and a
+    node seen long ago must not look small for it. v starts at 1, the typical node, and counts as one sight.
 
     >>> policy = Tracked(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).node.tolist()
@@ -41,14 +41,22 @@ class Tracked(Policy):
     visits: Tensor
     level: Tensor
 
-    def __init__(self, graph: Graph, layers: int, eta: float = 0.05, memory: float = 0.2, storage: Storage = MEMORY):
+    def __init__(
+        self,
+        graph: Graph,
+        layers: int,
+        eta: float = 0.05,
+        memory: float = 0.2,
+        sums: str = "edges",
+        storage: Storage = MEMORY,
+    ):
         super().__init__(graph, layers, storage)
         self.eta, self.memory = between(eta, 0.0, 0.999, "eta"), between(memory, 0.0, 1.0, "memory")
         n, device = graph.num_sources, graph.device
         self.register_buffer("square", storage.ones(layers, n, device=device))
         self.register_buffer("visits", storage.zeros(layers, n, dtype=torch.int16, device=device))
         self.register_buffer("level", torch.zeros(layers, device=device))  # 0: nothing seen yet
-        self.prefix = PrefixSums(graph, layers, storage)
+        self.prefix = PrefixSums(graph, layers, storage, sums)
         self.scratch = Scratch(storage.full)
 
     @property

@@ -12,7 +12,7 @@ from adahop.ops.buffers import empty
 from adahop.ops.drawing import cpu_hop, cpu_labor, cpu_prefix, cpu_scan, cpu_tree
 from adahop.ops.drawing.reference import SURE
 from adahop.ops.numbering import cpu as numbering
-from adahop.ops.threads import get_threads, over, relay
+from adahop.ops.threads import cuts, get_threads, over, parts, relay
 from adahop.ops.types import (
     DRAWS,
     NO_PLACES,
@@ -79,7 +79,7 @@ def hop(
     plain, summed = alike(odds, how), odds.prefix is not None or odds.tree is not None
     simple = size >= 0 and unclipped(rows) and (plain or summed)
     most = n * (size + edges.loops) if simple else 0
-    if not simple or (plain and numbering.parts(n, most) > 1):
+    if not simple or (plain and parts(n, most) > 1):
         ready = plan(edges, rows, k, how, odds, key)
         return ready.drawn, numbering.number(rows.targets, ready, edges, rows.target, scratch, known)
     marks = scratch.numpy()
@@ -125,7 +125,7 @@ def _learned_hop(
         nonlocal nodes
         nodes = numbering.name_sources(ptr[lo], ptr[hi], out[1], marks, n_id, nodes)
 
-    relay(here, there, name, numbering.cuts(ptr))
+    relay(here, there, name, cuts(len(of), ptr))
     return _hop(int(ptr[-1]), nodes, ptr, n_id, out)
 
 
@@ -188,32 +188,29 @@ def _odds(odds: Odds) -> tuple:
     return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy(), odds.root
 
 
-def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
-    return prefix.table.numpy().view(np.uint32), prefix.upto.numpy()
+def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray, int]:
+    return prefix.table.numpy().view(np.uint32), prefix.upto.numpy(), prefix.wide
 
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
     begin, first, last, indices, _, _ = edges.arrays
-    (table, upto), by = _prefix(prefix), _odds(odds)
-    due, ks = empty((len(row),), np.int64), empty((len(row),), np.int64)
+    (table, upto, wide), by = _prefix(prefix), _odds(odds)
+    due, ks, work = (empty((len(row) + 1,), np.int64) for _ in range(3))
     drawn = row.numpy(), ptr.numpy(), begin, first, last, often
     if get_threads() == 1:
-        cpu_prefix.visit_and_renew(*drawn, once, indices, by, table, upto, due, ks)
+        cpu_prefix.visit_and_renew(*drawn, once, indices, by, table, upto, wide, due, ks, work)
         return
-    many = cpu_prefix.visit(*drawn, upto, due, ks)
-    if not once:
-        ks[:many] = 1
-    _renew(due[:many], ks[:many], edges, odds, prefix)
+    many = cpu_prefix.visit(*drawn, once, upto, due, ks, work)
+    given = (due, ks, first, last, indices, by, table, upto, wide)
+    over(cpu_prefix.renew, many, *given, work=work, light=cpu_prefix.LIGHT)
 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
-    _renew(rows.numpy(), k.numpy(), edges, odds, prefix)
-
-
-def _renew(of: np.ndarray, ks: np.ndarray, edges: Edges, odds: Odds, prefix: Prefix) -> None:
     _, first, last, indices, _, _ = edges.arrays
-    work = 0 if get_threads() == 1 else np.concatenate([[0], np.cumsum(last[of] - first[of])])
-    over(cpu_prefix.renew, len(of), of, ks, first, last, indices, _odds(odds), *_prefix(prefix), work=work)
+    of, ks = rows.numpy(), k.numpy()
+    work = np.concatenate([[0], np.cumsum(last[of] - first[of])])
+    given = (of, ks, first, last, indices, _odds(odds), *_prefix(prefix))
+    over(cpu_prefix.renew, len(of), *given, work=work, light=cpu_prefix.LIGHT)
 
 
 def labor(edges: Edges, rows: Rows, k: Tensor, refine: int, nodes: int, key: int) -> Drawn:

@@ -173,6 +173,7 @@ def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, pre
     if prefix is not None:
         tables = bare(prefix)
         mark, out = np.empty(cpu_prefix.GROUP * most, np.int64), np.empty(most, np.int64)
+        room = np.empty(prefix[2]), np.empty(prefix[2], np.int64)
     if tree is not None:
         sums = bare((odds[0], tree[0], tree[1]))
         bits, inner = np.empty(cpu_tree.GROUP * most, np.uint64), np.empty(cpu_tree.TOP + cpu_tree.WIDE)
@@ -182,7 +183,7 @@ def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, pre
     for at in range(lo, hi, LEARNED):
         end = min(at + LEARNED, hi)
         if prefix is not None:
-            prefix_group(at, end, hi, rows, where, ptr, ks, how, key, odds, indices, tables, mark, out, drawn)
+            prefix_group(at, end, hi, rows, where, ptr, ks, how, key, odds, indices, tables, mark, out, room, drawn)
         if tree is not None:
             tree_group(at, end, hi, rows, where, ptr, ks, key, odds[2], sums, bits, inner, outer, total, tops, drawn)
         begin = ptr[at]

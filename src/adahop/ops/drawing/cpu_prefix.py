@@ -6,6 +6,9 @@ floor((U + s 2^32) / k), s = 0 .. k - 1, for one U of 32 random bits. Every whol
 exactly k of all (U, s), so an edge of length l comes with probability exactly k l / 2^32; two marks are at least
 2^32 // k apart, so that no edge comes twice. Draws with replacement have a mark of 32 random bits each, and
 probability l / 2^32; their tables are made as for k = 1.
+
+With `wide` > 1 the table holds the sums at the end of every `wide` edges alone. A block's length is then that of a
+while ago, and its edges share it by the odds of now, read again: known as exactly, and so as unbiased.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from adahop.ops.simd import bare, kernel, part, prefetch, prefetch_write, words_
 
 ONE = 1 << 32  # a row's whole length
 LINE = 16  # uint32 per cache line
+LINES = 8  # of the next row that are asked for while one is renewed
+LIGHT = 6  # edges whose sums are made in the time that one is drawn
+FULL = 1e-3  # a block with so little room left is full: no cap is looked for
 LONG = 512  # edges from which on a first guess is too far off
 GROUP = 16  # targets whose lines are asked for before the first is read
 AHEAD = 16  # targets whose state is asked for before it is read
@@ -35,9 +41,25 @@ LISTED = np.int32(-(2**31))  # in place of visits: a row is listed once, however
 
 
 @part
+def summary(w, n):
+    """The sum, the largest and the smallest of w[:n]; four chains, as each addition waits for the one before."""
+    t0, t1, t2, t3 = 0.0, 0.0, 0.0, 0.0
+    best, least = 0.0, np.inf
+    whole = n & ~3
+    for j in range(0, whole, 4):
+        w0, w1, w2, w3 = w[j], w[j + 1], w[j + 2], w[j + 3]
+        t0, t1, t2, t3 = t0 + w0, t1 + w1, t2 + w2, t3 + w3
+        best = max(best, max(max(w0, w1), max(w2, w3)))
+        least = min(least, min(min(w0, w1), min(w2, w3)))
+    for j in range(whole, n):
+        t0 += w[j]
+        best, least = max(best, w[j]), min(least, w[j])
+    return (t0 + t1) + (t2 + t3), best, least
+
+
+@part
 def fill(a, n, indices, edge, node, far, root, w):
     """w[:n] = the odds of the edges from a on, the smallest within reach of the largest; their sum, and both."""
-    total, best, least = 0.0, 0.0, np.inf
     if node.shape[0] > 0:
         for j in range(n):
             w[j] = np.float64(node[np.uint64(indices[np.uint64(a + j)] + far)])
@@ -50,9 +72,7 @@ def fill(a, n, indices, edge, node, far, root, w):
     if edge.shape[0] > 0:
         for j in range(n):
             w[j] *= np.float64(edge[np.uint64(a + j)])
-    for j in range(n):
-        total += w[j]
-        best, least = max(best, w[j]), min(least, w[j])
+    total, best, least = summary(w, n)
     low = best * FLOOR if best > 0.0 else 1.0
     if least < low:
         total = 0.0
@@ -63,33 +83,79 @@ def fill(a, n, indices, edge, node, far, root, w):
 
 
 @part
-def lay(w, n, times, even, a, table):
-    """The prefix sums of w * times + even, which sum to 2^32, cut to whole numbers."""
-    exact = 0.0
-    for j in range(n - 1):
+def lay(w, n, times, even, whole, a, table):
+    """The prefix sums of w * times + even, which sum to `whole`, cut to whole numbers; four at a time."""
+    exact, most = 0.0, (n - 1) & ~3
+    for j in range(0, most, 4):
+        o = a + j
+        x0, x2 = w[j] * times + even, w[j + 2] * times + even
+        x1, x3 = x0 + (w[j + 1] * times + even), x2 + (w[j + 3] * times + even)
+        table[o] = np.int64(exact + x0)
+        table[o + 1] = np.int64(exact + x1)
+        table[o + 2] = np.int64(exact + (x1 + x2))
+        exact += x1 + x3
+        table[o + 3] = np.int64(exact)
+    for j in range(most, n - 1):
         exact += w[j] * times + even
-        table[np.uint64(a + j)] = np.uint32(np.int64(exact))
-    table[a + n - 1] = np.uint32(0)
+        table[np.uint64(a + j)] = np.int64(exact)
+    table[a + n - 1] = whole
 
 
 @part
-def fit(n, most, a, table):
+def fit(n, most, whole, a, table):
     """Move the prefix sums so that no step is less than 1 or more than `most`; the longest step."""
     before, longest = np.int64(0), np.int64(1)
     for j in range(a, a + n - 1):
         before += min(max(np.int64(table[j]) - before, 1), most)
-        table[j] = np.uint32(before)
-    after = np.int64(ONE)
+        table[j] = before
+    after = np.int64(whole)
     for j in range(a + n - 2, a - 1, -1):  # what the limits left over at the end
         now = min(max(np.int64(table[j]), after - most), after - 1)
         longest = max(longest, after - now)
-        table[j] = np.uint32(now)
+        table[j] = now
         after = now
     return max(longest, after)
 
 
+@part
+def share_out(w, n, k, eta, whole, odds, a, table):
+    """The prefix sums of n lengths that sum to `whole`, by the weights w and what `fill` says of them; the longest.
+
+    None is less than 1 or more than 2^32 // k. The weights are overwritten where some would be.
+    """
+    total, best, least = odds
+    many = np.float64(k) if whole == ONE else whole * (k / np.float64(ONE))  # how many marks fall there
+    times, even = (1.0 - eta) * whole / total, eta * whole / n
+    if best * times + even > ONE / k and many < n - FULL:
+        inclusion(w, n, many, eta)
+        times, even, best, least = ONE / k, 0.0, 1.0, 0.0
+    lay(w, n, times, even, whole, a, table)
+    longest = np.int64(best * times + even) + 2
+    if least * times + even < 2.0 or longest > ONE // k:
+        longest = fit(n, ONE // k, whole, a, table)
+    return longest
+
+
+@part
+def sums_at(a, v, wide):
+    """Where the sums of row v begin, whose edges begin at a: rows of n edges have room for n / wide + 1 sums."""
+    return a if wide == 1 else a // wide + v
+
+
+@part
+def ask_row(a, b, indices, edge, node, table, wide):
+    """Ask for what renewing the edges a..b reads and writes, as far as the processor would not foresee it."""
+    for j in range(a, min(b, a + LINE * LINES), LINE):
+        if wide == 1:
+            prefetch_write(table, j)
+        if node.shape[0] > 0:
+            prefetch(indices, j)
+        if edge.shape[0] > 0:
+            prefetch(edge, j)
+
+
 @kernel
-def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
+def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto, wide):
     """The prefix sums of the rows lo..hi again from the current odds, for draws of ks.
 
     upto[2 v] is the largest k that v's table serves: no inclusion probability is then above 1.
@@ -99,29 +165,32 @@ def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto):
     longest = 1
     for i in range(lo, hi):
         longest = max(longest, last[rows[i]] - first[rows[i]])
-    w = np.empty(longest)
+    w, line = np.empty(longest), np.empty(longest if wide > 1 else 0, np.int64)
     for i in range(lo, hi):
+        if i + 2 < hi:
+            ask_row(first[rows[i + 2]], last[rows[i + 2]], indices, edge, node, table, wide)
         v = rows[i]
         a, n, k = first[v], last[v] - first[v], ks[i]
-        total, best, least = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
-        times, even = (1.0 - eta) * ONE / total, eta * ONE / n
-        if best * times + even > ONE / k:
-            inclusion(w, n, k, eta)
-            times, even, best, least = ONE / k, 0.0, 1.0, 0.0
-        lay(w, n, times, even, a, table)
-        longest_step = np.int64(best * times + even) + 2
-        if least * times + even < 2.0 or longest_step > ONE // k:
-            longest_step = fit(n, ONE // k, a, table)
-        upto[2 * v] = min(ONE // longest_step, 0x7FFFFFFF)
+        known = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
+        if wide == 1:
+            step = share_out(w, n, k, eta, ONE, known, a, table)
+        else:
+            step = share_out(w, n, k, eta, ONE, known, 0, line)
+            o = sums_at(a, v, wide)
+            for b in range((n - 1) // wide):  # that of the last block is known
+                table[o + b] = line[(b + 1) * wide - 1]
+        upto[2 * v] = min(ONE // step, 0x7FFFFFFF)
 
 
 @kernel
-def visit(rows, ptr, begin, first, last, often, upto, due, ks):
+def visit(rows, ptr, begin, first, last, often, once, upto, due, ks, work):
     """Count a visit to each row that left anything to chance; list those due, n / (often k) visits after the last.
 
-    upto[2 v + 1] is the number of visits since.
+    upto[2 v + 1] is the number of visits since; `once`: tables serve draws without replacement. `work` gets the
+    cumulative lengths of the rows that are due.
     """
     many, targets = 0, rows.shape[0]
+    work[0] = 0
     for t in range(targets):
         if t + AHEAD < targets:
             prefetch(begin, rows[t + AHEAD])
@@ -134,7 +203,7 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
             now = seen * k * often >= n
             upto[2 * v + 1] = LISTED if now else seen
             if now:
-                due[many], ks[many] = v, k
+                due[many], ks[many], work[many + 1] = v, k if once else 1, work[many] + n
                 many += 1
     for i in range(many):
         upto[2 * due[i] + 1] = 0
@@ -142,12 +211,10 @@ def visit(rows, ptr, begin, first, last, often, upto, due, ks):
 
 
 @kernel
-def visit_and_renew(rows, ptr, begin, first, last, often, once, indices, odds, table, upto, due, ks):
-    """Both in one call, for one thread; `once`: tables serve draws without replacement."""
-    many = visit(rows, ptr, begin, first, last, often, upto, due, ks)
-    if not once:
-        ks[:many] = 1
-    renew(0, many, due, ks, first, last, indices, odds, table, upto)
+def visit_and_renew(rows, ptr, begin, first, last, often, once, indices, odds, table, upto, wide, due, ks, work):
+    """Both in one call, for one thread."""
+    many = visit(rows, ptr, begin, first, last, often, once, upto, due, ks, work)
+    renew(0, many, due, ks, first, last, indices, odds, table, upto, wide)
 
 
 @part
@@ -244,12 +311,52 @@ def by_table(k, n, how, serves):
 
 
 @part
-def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, drawn):
+def find_blocks(a, n, v, k, d, o, wide, mark, table, indices, edge, pos):
+    """pos[o + s] = the block under each mark, whose edges are asked for."""
+    at, many = sums_at(a, v, wide), (n + wide - 1) // wide
+    for s in range(k):
+        b = seek(at, many, at + ((mark[d + s] * many) >> 32), mark[d + s], table) - at if many > 1 else 0
+        pos[o + s] = b
+        for j in range(a + b * wide, min(a + (b + 1) * wide, a + n), LINE):
+            prefetch(indices, j)
+            if edge.shape[0] > 0:
+                prefetch(edge, j)
+
+
+@part
+def within_blocks(a, n, v, k, d, o, how, wide, far, odds, indices, mark, table, w, line, drawn):
+    """From blocks to edges: a block's length is shared out among its edges by the odds of now."""
+    edge, node, eta, _, root = odds
+    pos, prob, scale = drawn
+    once, at, held, end = how != MULTINOMIAL, sums_at(a, v, wide), -1, np.int64(0)
+    unit, most, times = (k / np.float64(ONE) if once else 1.0 / ONE), ONE // k, np.float32(1.0 if once else k)
+    begin, low, m = np.int64(0), np.int64(0), 0
+    for s in range(k):
+        b = pos[o + s]
+        if b != held:
+            held, low = b, b * wide
+            m = min(wide, n - low)
+            begin = np.int64(table[at + b - 1]) if b > 0 else np.int64(0)
+            end = np.int64(table[at + b]) if low + m < n else np.int64(ONE)
+            known = fill(a + low, m, indices, edge, node, far, root, w)
+            even = min(eta * m * (np.float64(ONE) / n) / (end - begin), 0.999)
+            share_out(w, m, k if once else 1, even, end - begin, known, 0, line)
+        x, j = mark[d + s] - begin, 0
+        for i in range(m - 1):
+            j += line[i] <= x
+        length = line[j] - (line[j - 1] if j > 0 else np.int64(0))
+        q = np.float32(1.0) if once and length >= most else np.float32(length * unit)
+        pos[o + s], prob[o + s], scale[o + s] = a + low + j, q, np.float32(1.0) / (times * q)
+
+
+@part
+def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, room, drawn):
     """Fill the targets begin..end: all that will be read is asked for before the first is read."""
     start, size, self_loops, loops = where
     edge, node, eta, shift, root = odds
-    table, upto = prefix
+    table, upto, wide = prefix
     pos, prob, scale = drawn
+    w, line = room
     most = mark.shape[0] // GROUP
     for t in range(begin, end):
         if t + AHEAD < hi:
@@ -263,6 +370,9 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
         stream, serves = base(key, v), upto[2 * v]
         if by_table(k, n, how, serves):
             set_marks(stream, k, d, how, mark)
+            if wide > 1:
+                find_blocks(a, n, v, k, d, o, wide, mark, table, indices, edge, pos)
+                continue
             for s in range(k):
                 pos[o + s] = a + ((mark[d + s] * n) >> 32)
                 ask(table, pos[o + s])
@@ -273,7 +383,7 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
     for t in range(begin, end):
         a, n, d = start[t], size[t], (t - begin) * most
         o, k = ptr[t] + loops[t], k_of(ks, t)
-        if n > LONG and by_table(k, n, how, upto[2 * dst[t]]):
+        if n > LONG and wide == 1 and by_table(k, n, how, upto[2 * dst[t]]):
             for s in range(k):  # a second guess, by how far the first one is off
                 p = pos[o + s]
                 p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
@@ -283,6 +393,10 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
         a, n, d = start[t], size[t], (t - begin) * most
         o, k = ptr[t] + loops[t], k_of(ks, t)
         if by_table(k, n, how, upto[2 * dst[t]]):
+            if wide > 1:
+                far = shift_of(shift, dst[t])
+                within_blocks(a, n, dst[t], k, d, o, how, wide, far, odds, indices, mark, table, w, line, drawn)
+                continue
             for s in range(k):
                 pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)
             state(a, n, k, o, how, table, pos, prob, scale)
@@ -300,6 +414,7 @@ def prefix_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, dr
     for t in range(lo, hi):
         most = max(most, ptr[t + 1] - ptr[t])
     mark, out = np.empty(GROUP * most, np.int64), np.empty(most, np.int64)
+    room = np.empty(prefix[2]), np.empty(prefix[2], np.int64)
     for begin in range(lo, hi, GROUP):
         end = min(begin + GROUP, hi)
-        prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, drawn)
+        prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, room, drawn)

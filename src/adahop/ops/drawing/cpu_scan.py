@@ -6,7 +6,7 @@ import numba as nb
 import numpy as np
 
 from adahop.ops.random import base, draw_below, draw_unit
-from adahop.ops.simd import bare, kernel, prefetch
+from adahop.ops.simd import bare, kernel, part, prefetch
 
 MULTINOMIAL, SYSTEMATIC, DEPROUND, POISSON = 0, 1, 2, 3
 AHEAD = 16  # how many rows ahead a line of theirs is asked for
@@ -37,21 +37,21 @@ def fill_odds(w, idx, a, n, odds, shift, indices):
     return m
 
 
-@nb.njit(nogil=True, cache=True)
+@part
 def inclusion(w, n, k, eta):
     """w becomes the inclusion probabilities k((1 - eta) w'/sum w' + eta/n), w' = min(w, cap) so that none is over 1.
 
     The cap solves cap = C * rest / (1 - |U| C), C = (1/k - eta/n)/(1 - eta); with eta = 0 this is water-filling.
+    Nothing branches on a weight: which ones are above the cap cannot be foreseen.
     """
     share = (1.0 / k - eta / n) / (1.0 - eta)
     cap, many = np.inf, 0
     while True:
         rest, now = 0.0, 0
         for j in range(n):
-            if w[j] >= cap:
-                now += 1
-            else:
-                rest += w[j]
+            over = w[j] >= cap
+            now += over
+            rest += 0.0 if over else w[j]
         if now == many and many > 0:
             break
         limit = share * rest / (1.0 - now * share)
@@ -64,10 +64,8 @@ def inclusion(w, n, k, eta):
         many, cap = now, min(cap, limit)  # rounding must not lift it again: an item at the cap would swing forever
     total = rest + many * cap if many > 0 else rest
     for j in range(n):
-        if w[j] >= cap:
-            w[j] = 1.0
-        else:
-            w[j] = k * ((1.0 - eta) * w[j] / total + eta / n)
+        mixed = k * ((1.0 - eta) * w[j] / total + eta / n)
+        w[j] = 1.0 if w[j] >= cap else mixed
 
 
 @nb.njit(nogil=True, cache=True)

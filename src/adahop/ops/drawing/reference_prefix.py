@@ -15,6 +15,7 @@ from adahop.ops.segments import pointer, spans
 from adahop.ops.types import Drawn, Edges, Odds, Prefix, Rows, plain_odds
 
 ONE = 1 << 32  # a row's whole length
+FULL = 1e-3  # as in `cpu_prefix`
 
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
@@ -38,32 +39,63 @@ def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: 
 
 def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> None:
     """The sums of different rows again, from the current odds, for draws of k."""
-    many, size = rows.numel(), edges.last[rows] - edges.first[rows]
-    row, place = spans(edges.first[rows], size)
-    w = reference.lifted(reference.weigh(place, row, rows, edges.indices, plain_odds(odds)), row, many)
-    length = reference.inclusion(w, row, many, k.double(), odds.eta) / k[row] * ONE
-    for i, part in enumerate(length.split(size.tolist())):
-        sums = _whole(part, ONE // int(k[i]))
-        a, v = int(edges.first[rows[i]]), int(rows[i])
-        prefix.table[a : a + len(part)] = torch.where(sums < ONE // 2, sums, sums - ONE).int()
+    for v, many in zip(rows.tolist(), k.tolist(), strict=True):
+        a, n = int(edges.first[v]), int(edges.last[v] - edges.first[v])
+        sums = _shared_out(v, a, n, many, odds.eta, ONE, edges, odds)
         prefix.upto[2 * v] = min(ONE // int(sums.diff(prepend=sums.new_zeros(1)).max()), 2**31 - 1)
+        if prefix.wide == 1:
+            prefix.table[a : a + n] = _words(sums)
+        else:
+            ends, o = sums[prefix.wide - 1 : n - 1 : prefix.wide], a // prefix.wide + v
+            prefix.table[o : o + len(ends)] = _words(ends)
 
 
-def _whole(length: Tensor, most: int) -> Tensor:
-    """Prefix sums in whole numbers that end with 2^32, no step less than 1 or more than `most`."""
+def _words(sums: Tensor) -> Tensor:
+    """The bits of uint32 as int32."""
+    return torch.where(sums < ONE // 2, sums, sums - ONE).int()
+
+
+def _shared_out(v: int, a: int, n: int, k: int, eta: float, whole: int, edges: Edges, odds: Odds) -> Tensor:
+    """The prefix sums of the lengths of n edges from a on, of row v, that sum to `whole`."""
+    place, row = torch.arange(a, a + n), torch.zeros(n, dtype=torch.long)
+    w = reference.lifted(reference.weigh(place, row, torch.tensor([v]), edges.indices, plain_odds(odds)), row, 1)
+    many = torch.tensor([k * (whole / ONE)], dtype=torch.double)
+    if float(many) >= n - FULL:
+        length = whole * ((1.0 - eta) * w / w.sum() + eta / n)
+    else:
+        length = reference.inclusion(w, row, 1, many, eta) / k * ONE
+    return _whole(length, ONE // k, whole)
+
+
+def _whole(length: Tensor, most: int, whole: int) -> Tensor:
+    """Prefix sums in whole numbers that end with `whole`, no step less than 1 or more than `most`."""
     sums = length.cumsum(0).floor().long()
-    sums[-1] = ONE
+    sums[-1] = whole
     steps = sums.diff(prepend=sums.new_zeros(1))
     if int(steps.min()) < 1 or int(steps.max()) > most:
         wanted, last = sums.tolist(), 0
         for j, x in enumerate(wanted):
             last += min(max(x - last, 1), most)
             wanted[j] = last
-        wanted[-1] = ONE
+        wanted[-1] = whole
         for j in range(len(wanted) - 2, -1, -1):
             wanted[j] = min(max(wanted[j], wanted[j + 1] - most), wanted[j + 1] - 1)
         sums = torch.tensor(wanted)
     return sums
+
+
+def _written_out(rows: list[int], k: list[int], edges: Edges, odds: Odds, prefix: Prefix) -> Tensor:
+    """The sums of every edge of the rows, from those of their blocks: each shares its length by the odds of now."""
+    table, wide = torch.zeros(edges.indices.numel(), dtype=torch.int32), prefix.wide
+    for v, many in zip(rows, k, strict=True):
+        a, n, begin = int(edges.first[v]), int(edges.last[v] - edges.first[v]), 0
+        for b in range(-(-n // wide)):
+            low, m = a + b * wide, min(wide, n - b * wide)
+            end = ONE if b * wide + m == n else int(prefix.table[a // wide + v + b]) & (ONE - 1)
+            eta = min(odds.eta * m * (ONE / n) / (end - begin), 0.999)
+            table[low : low + m] = _words(begin + _shared_out(v, low, m, many, eta, end - begin, edges, odds))
+            begin = end
+    return table
 
 
 def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) -> Drawn:
@@ -74,7 +106,11 @@ def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
     size = edges.last[rows.row] - edges.first[rows.row]
     bare = (ks < 0) | (size <= ks) | (upto == 0)
     kept = ~bare if how == "multinomial" else ~bare & (ks <= upto)
-    parts = [_look_up(edges, rows.row, ks, how, odds.prefix.table, kept.nonzero().flatten(), key)]
+    table, by_table = odds.prefix.table, kept.nonzero().flatten()
+    if odds.prefix.wide > 1:
+        each = ks[by_table] if how == "systematic" else torch.ones_like(by_table)
+        table = _written_out(rows.row[by_table].tolist(), each.tolist(), edges, odds, odds.prefix)
+    parts = [_look_up(edges, rows.row, ks, how, table, by_table, key)]
     for some, by in ((bare, Odds()), (~bare & ~kept, plain_odds(odds))):
         at = some.nonzero().flatten()
         ptr, *drawn = reference.draw(edges, Rows(rows.row[at]), ks[at], how, by, key)

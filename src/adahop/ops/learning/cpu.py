@@ -9,7 +9,7 @@ from adahop.ops.buffers import Scratch, empty
 from adahop.ops.learning import cpu_bandit, cpu_track
 from adahop.ops.learning.reference import Sight, Weights
 from adahop.ops.numbering.cpu import repeated
-from adahop.ops.threads import get_threads, over
+from adahop.ops.threads import over, parts
 from adahop.ops.types import Edges, Exp3Rule, TrackRule
 
 
@@ -39,10 +39,10 @@ def track(
     (square, visits, level), n_id, m = (t.numpy() for t in state), ends[0], len(ends[1])
     shares = 1 if m < cpu_track.SHARE else 2
     cuts, seen = np.arange(shares + 1) * m // shares, empty((2 * shares * len(n_id),), np.float64)
-    if get_threads() == 1:
+    if parts(m, m, cpu_track.LIGHT) == 1:
         by = rule.few, rule.memory, rule.most
         return bool(cpu_track.track(cuts, ends, edges, seen, shares, square, visits, level, *by))
-    over(cpu_track.see, shares, cuts, ends, edges, seen, work=m // shares)
+    over(cpu_track.see, shares, cuts, ends, edges, seen, work=m // shares, light=cpu_track.LIGHT)
     many = cpu_track.average(seen, shares, level, rule.few)
     if many:
         over(cpu_track.move, len(n_id), n_id, seen, square, visits, level, rule.memory, rule.most)

@@ -7,6 +7,7 @@ import numpy as np
 from adahop.ops.simd import bare, kernel, prefetch_write
 
 AHEAD = 16  # nodes
+LIGHT = 4  # edges whose energy is added up in the time that one is drawn
 SHARE = 1 << 14  # edges from which on their sums are formed in two shares, for any number of threads alike
 
 

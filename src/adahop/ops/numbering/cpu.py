@@ -7,15 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.ops import threads
 from adahop.ops.buffers import empty
 from adahop.ops.simd import prefetch, prefetch_write
-from adahop.ops.threads import get_threads, over, relay
+from adahop.ops.threads import cuts, over, relay
 from adahop.ops.types import NO_PLACES, Drawn, Edges, Numbered, Plan
 
 AHEAD = 48  # how many nodes ahead a number's line is asked for
 EDGES = 64  # and how many edges ahead
-LESS = 0.2  # of a thread's share of the work: what numbering costs
 
 
 @nb.njit(nogil=True, cache=True)
@@ -177,7 +175,7 @@ class _Numbering:
             self.name(lo, hi)
 
         try:
-            relay(here, fill, self.name, cuts(work))
+            relay(here, fill, self.name, cuts(len(work) - 1, work))
         except BaseException:
             self.scratch.fill(-1)
             raise
@@ -187,17 +185,3 @@ class _Numbering:
     def name(self, lo: int, hi: int) -> None:
         a, b = self.ptr[lo], self.ptr[hi]
         self.n = name_sources(a, b, self.src, self.scratch, self.n_id, self.n)
-
-
-def cuts(work: np.ndarray) -> list[int]:
-    """Rows in a part per thread; the first part has less work, as the thread that makes it also numbers the nodes."""
-    rows, total = len(work) - 1, int(work[-1])
-    many = parts(rows, total)
-    if many <= 1:
-        return [0, rows]
-    return [0, *np.searchsorted(work, total / (many - LESS) * (np.arange(1, many) - LESS)).tolist(), rows]
-
-
-def parts(rows: int, work: int) -> int:
-    """In how many parts so much work is cut."""
-    return min(get_threads(), rows, work // threads.SMALL + 1)

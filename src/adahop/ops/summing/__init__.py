@@ -18,7 +18,7 @@ energies = register("energies", reference=reference.energies, cpu=cpu.energies, 
 known_energies = register("known_energies", reference=reference.known_energies, cuda=f"{CUDA}:known_energies")
 table = register("table", reference=reference.table, cuda=f"{CUDA}:table", by=1)
 table_rows = register("table_rows", reference=reference.table_rows, cpu=cpu.table_rows, cuda=f"{CUDA}:table_rows", by=1)
-table_sum = register("table_sum", reference=reference.table_sum, cuda=f"{CUDA}:table_sum", by=1)
+table_sum = register("table_sum", reference=reference.table_sum, cpu=cpu.table_sum, cuda=f"{CUDA}:table_sum", by=1)
 table_dot = register("table_dot", reference=reference.table_dot, cuda=f"{CUDA}:table_dot", by=1)
 widened = register("widened", reference=reference.widened, cuda=f"{CUDA}:widened", by=1)
 

@@ -14,13 +14,13 @@ from adahop.ops.threads import get_threads, over
 from adahop.ops.types import LEAST_SUM, NO_PLACES, NO_WEIGHTS, Edges
 
 ROWS = 12  # how many edges ahead a row of h is asked for
-LINE = 16  # float32 per cache line
+LINE = 64  # bytes per cache line
 
 
 @nb.njit(inline="always")
 def ask(array, a, n):
     """Prefetch the lines of array[a:a + n]."""
-    for c in range(0, n, LINE):
+    for c in range(0, n, LINE // array.itemsize):
         prefetch(array, a + c)
 
 
@@ -38,13 +38,13 @@ def sum_rows(lo, hi, h, src, coef, ptr, out):
                 h0, h1, h2, h3 = h[src[e], a], h[src[e + 1], a], h[src[e + 2], a], h[src[e + 3], a]
                 x0, x1, x2, x3 = coef[e, a], coef[e + 1, a], coef[e + 2, a], coef[e + 3, a]
                 for c in range(row.shape[0]):
-                    row[c] += (x0 * h0[c] + x1 * h1[c]) + (x2 * h2[c] + x3 * h3[c])
+                    row[c] += (x0 * real(h0[c]) + x1 * real(h1[c])) + (x2 * real(h2[c]) + x3 * real(h3[c]))
                 e += 4
             while e < end:
                 ask(flat, (src[min(e + ROWS, last)] * h.shape[1] + a) * h.shape[2], h.shape[2])
                 h0, x0 = h[src[e], a], coef[e, a]
                 for c in range(row.shape[0]):
-                    row[c] += x0 * h0[c]
+                    row[c] += x0 * real(h0[c])
                 e += 1
 
 
@@ -122,7 +122,7 @@ def add_rows(lo, hi, h, src, coef, ptr, table, rows, keep, out):
                 ask(flat, (src[min(e + ROWS, last)] * heads + a) * width, width)
                 h0, x0 = h[src[e], a], coef[e, a]
                 for c in range(width):
-                    row[c] += x0 * h0[c]
+                    row[c] += x0 * real(h0[c])
 
 
 @nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
@@ -266,10 +266,19 @@ NO_TOTALS = np.empty(0, np.float64)
 NO_ROWS = np.empty(0, np.int64)
 
 
+SHORT = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}  # what kernels take their bits for, see `real`
+
+
+def bits(h: Tensor) -> np.ndarray:
+    """Floating-point numbers as kernels read them, where they lie."""
+    h = h.detach()
+    return (h if h.dtype == torch.float32 else h.view(SHORT[h.dtype])).numpy()
+
+
 def summed(h, src, coef, ptr, table, rows, keep) -> Tensor:
     targets, wide = ptr.numel() - 1, h.shape[1] * h.shape[2]
     out = torch.empty(targets, *h.shape[1:])
-    args = [t.detach().numpy() for t in (h, src, coef, ptr)]
+    args = [bits(h), *(t.detach().numpy() for t in (src, coef, ptr))]
     work = 1 if get_threads() == 1 else args[3] * wide // 8
     if table is None:
         over(sum_rows, targets, *args, out.numpy(), work=work)
@@ -404,15 +413,14 @@ def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Te
 
 
 def row_sums(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    if h.dtype not in (torch.float32, torch.float16) or not h.is_contiguous():
+    if h.dtype not in (torch.float32, *SHORT) or not h.is_contiguous():
         return NotImplemented  # type: ignore[return-value]
     many, width, of = rows.numel(), h.shape[1], rows.numpy()
     begin, _, last, indices, weight, _ = edges.arrays
     work = np.concatenate([[0], np.cumsum(last[of] - begin[of])]) * max(width // 8, 1)
     total = NO_TOTALS if edges.total is None else edges.total.numpy()
-    bits = h.detach() if h.dtype == torch.float32 else h.detach().view(torch.uint16)
     out = torch.empty(many, width), torch.empty(many), torch.empty(many if squared else 0, width)
-    given = (bits.numpy(), begin, last, indices, weight, edges.mean, total, of)
+    given = (bits(h), begin, last, indices, weight, edges.mean, total, of)
     over(sum_all, many, *given, *(t.numpy() for t in out), work=work)
     return out
 
@@ -421,6 +429,17 @@ def table_rows(h: Tensor, n_id: Tensor, drop: Drop = None, near: Copies = None) 
     if drop is not None or not h.is_cpu:
         return NotImplemented
     return h.index_select(0, n_id).float()
+
+
+def table_sum(
+    h: Tensor, src: Tensor, coef: Tensor, ptr: Tensor, rows: Tensor, drop: Drop = None, near: Copies = None
+) -> Tensor:
+    known = h.dtype in (torch.float32, *SHORT) and h.is_contiguous()
+    if drop is not None or near is not None or coef.requires_grad or not known:
+        return NotImplemented
+    h, of = h.unsqueeze(1), rows.index_select(0, src)
+    sums = [summed(h, of, one.float().contiguous(), ptr, None, None, 0.0) for one in coef.split(1, dim=1)]
+    return torch.cat(sums, dim=1) if len(sums) > 1 else sums[0]
 
 
 def rows_dot(x: Tensor, rows: Tensor, w: Tensor) -> Tensor:
