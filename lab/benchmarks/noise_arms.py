@@ -23,8 +23,7 @@ import torch
 
 import adahop
 from adahop.config import Config
-from adahop_lab.candidates import Lines
-from adahop_lab.rows import Row, run_tasks
+from adahop_lab.rows import Lines, Row, markdown
 
 GRAPHS = {
     "dense": "planted:4000,160000,32,2,signal=0.12,own=0.3,strength=1.5,train=0.5,seed=1",
@@ -65,17 +64,22 @@ def train(task: tuple[str, str, float, int]) -> Row:
     return {**named, "val": result.val, "test": result.test, "seconds": result.seconds, "history": history}
 
 
-def table(rows: list[Row]) -> list[str]:
-    """Lines of Markdown."""
-    found = {tuple(row[name] for name in NAMES): row for row in rows}
-    out = ["| graph | " + " | ".join(ARMS) + " |", "|---|" + "---|" * len(ARMS)]
+def scores(rows: list[Row]) -> str:
+    """Mean test scores, as Markdown."""
+    lines = []
     for graph in GRAPHS:
         means = []
         for arm in ARMS:
             scores = [row["test"] for row in rows if (row["graph"], row["arm"]) == (graph, arm)]
             means.append(f"{statistics.fmean(scores):.3f}" if scores else "–")
-        out.append(f"| {graph} | " + " | ".join(means) + " |")
-    out += ["", "| choice by | after epoch | uniform where ahead by | mean regret | largest |", "|---|---|---|---|---|"]
+        lines.append([graph, *means])
+    return markdown(["graph", *ARMS], lines)
+
+
+def choices(rows: list[Row]) -> str:
+    """What each rule would have lost, as Markdown."""
+    found = {tuple(row[name] for name in NAMES): row for row in rows}
+    lines = []
     pairs = [(row, found.get((key[0], "uniform", *key[2:]))) for key, row in found.items() if key[1] == "noise 0"]
     for name, rule in RULES.items():
         for end in (6, 12, 16):
@@ -87,25 +91,23 @@ def table(rows: list[Row]) -> list[str]:
                         chosen = other if ahead > lead else one
                         regret.append(max(one["test"], other["test"]) - chosen["test"])
                 if regret:
-                    said = f"{statistics.fmean(regret):.4f} | {max(regret):.4f}"
-                    out.append(f"| {name} | {end} | {lead:g} | {said} |")
-    return out
+                    lost = f"{statistics.fmean(regret):.4f}", f"{max(regret):.4f}"
+                    lines.append([name, str(end), f"{lead:g}", *lost])
+    return markdown(["choice by", "after epoch", "uniform where ahead by", "mean regret", "largest"], lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/noise_arms.jsonl")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     said = parser.parse_args()
     lines = Lines(said.out, NAMES)
     if not said.table:
         tasks = [(g, a, lr, s) for s in SEEDS for g in GRAPHS for a in ARMS for lr in RATES]
-        left = [task for task in tasks if task not in lines.rows]
-        for task, row in run_tasks(said.out, train, left, said.processes):
-            print(*task, f"{row['val']:.4f}", flush=True)
-        lines = Lines(said.out, NAMES)
-    print("\n".join(table(list(lines.rows.values()))))
+        lines.fill(tasks, train, jobs=said.processes)
+    rows = list(lines.rows.values())
+    print(scores(rows), choices(rows), sep="\n\n")
 
 
 if __name__ == "__main__":
