@@ -113,7 +113,7 @@ class Remembered:
         self.trust = 0.0
         self.total: Tensor | None = None  # what F is taken from
         self.old: tuple[Tensor, Tensor, Tensor] | None = None  # f(x'), its messages, and these with their scale
-        self.some: Tensor | slice = slice(None)  # the edges in use that f(x') is summed over
+        self.some: Tensor | None = None  # the edges in use that f(x') is summed over, where those are not all
 
     # --- called by `Call` ---------------------------------------------------------------------------------------------
 
@@ -159,10 +159,13 @@ class Remembered:
             self.call.note(inputs, scaled)
             return
         assert self.old is not None
-        now = [t.detach().clone() for t in (inputs, scaled)]
-        for t, old in zip(now, self.old[1:], strict=True):
-            t[self.some] -= self.trust * old
-        self.call.note(*now)
+
+        def left(now: Tensor, old: Tensor) -> Tensor:
+            less = self.trust * old
+            return now.detach() - less if self.some is None else now.detach().index_add(0, self.some, less, alpha=-1)
+
+        _, old, old_scaled = self.old
+        self.call.note(left(inputs, old), left(scaled, old_scaled))
 
     @contextlib.contextmanager
     def past(self) -> Iterator[None]:

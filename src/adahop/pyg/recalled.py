@@ -121,24 +121,23 @@ class Recalled(Remembered):
             return own(edge_index, size=size, **{**kwargs, **change})
         with self.past():
             assert call.place is not None
-            before, which = {k: then[k] if k in node else v for k, v in kwargs.items()}, None
-            self.some = slice(None)
+            before, self.some = {k: then[k] if k in node else v for k, v in kwargs.items()}, None
             if at.numel() < many:
-                call.used, call.place, self.some, which = edge_index[:, at], some(call.place, at), at, at
+                call.used, call.place, self.some = edge_index[:, at], some(call.place, at), at
                 before = _at(before, at, many, node)
             for name, value in kwargs.items():
                 for i, (given, given_from) in enumerate(self.given):
                     if value is given:
-                        before[name] = self._update(i, given_from, which)
+                        before[name] = self._update(i, given_from)
             own(call.used, size=size, **before)
         self.mode = "both"
         return own(edge_index, size=size, **kwargs)
 
-    def _update(self, i: int, kwargs: dict[str, Any], at: Tensor | None) -> Tensor:
+    def _update(self, i: int, kwargs: dict[str, Any]) -> Tensor:
         """What an edge update would have given from the rows kept."""
         node = lifted(self.call.layer.conv, "_edge_user_args")
         then = self._then(self.forward.updates[i], kwargs, node)
-        then = then if at is None else _at(then, at, self.given[i][0].shape[0], node)
+        then = then if self.some is None else _at(then, self.some, self.given[i][0].shape[0], node)
         return self.call.layer.own("edge_updater")(self.call.used, **then)
 
     def _then(self, past: PassHistory, kwargs: dict[str, Any], node: dict[str, set[str]]) -> dict[str, Any]:
