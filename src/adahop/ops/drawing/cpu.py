@@ -109,9 +109,9 @@ def _learned_hop(
     ptr, n_id, out = _hop_room(edges, rows, most)
     where, nodes = tuple(empty((len(of),), np.int64) for _ in range(4)), len(dst)
     cpu_hop.open_hop(dst, of, edges.arrays, ks, known, marks, where, ptr, n_id)
-    prefix = None if odds.prefix is None else _prefix(odds.prefix)
+    prefix, wide = (None, None) if odds.prefix is None else _prefix(odds.prefix)
     tree = None if odds.tree is None else tuple(t.numpy() for t in odds.tree)
-    by = (DRAWS[how], key, _odds(odds), prefix, tree)
+    by = (DRAWS[how], key, _odds(odds), prefix, wide, tree)
     given = (of, target, edges.arrays, where, ks, *by, marks, ptr, *out, n_id)
 
     def here(lo: int, hi: int) -> None:
@@ -160,7 +160,7 @@ def plan(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int) ->
         tree = tuple(t.numpy() for t in (odds.edge, *odds.tree))
         kernel, given = cpu_tree.tree_rows, (*given[:4], key, odds.eta, tree)
     elif odds.prefix is not None:
-        kernel, given = cpu_prefix.prefix_rows, (*given, _odds(odds), edges.arrays[3], _prefix(odds.prefix))
+        kernel, given = cpu_prefix.prefix_rows, (*given, _odds(odds), edges.arrays[3], *_prefix(odds.prefix))
     elif not alike(odds, how):
         kernel, given = cpu_scan.weighted_rows, (*given, _odds(odds), edges.arrays[3])
         work = np.concatenate([[0], np.cumsum(where[1] + 16)])
@@ -188,13 +188,14 @@ def _odds(odds: Odds) -> tuple:
     return edge, node, odds.eta, NO_PLACES if odds.shift is None else odds.shift.numpy(), odds.root
 
 
-def _prefix(prefix: Prefix) -> tuple[np.ndarray, np.ndarray, int]:
-    return prefix.table.numpy().view(np.uint32), prefix.upto.numpy(), prefix.wide
+def _prefix(prefix: Prefix) -> tuple[tuple[np.ndarray, np.ndarray], int | None]:
+    """Tables as kernels take them, and edges per sum: None for one."""
+    return (prefix.table.numpy().view(np.uint32), prefix.upto.numpy()), None if prefix.wide == 1 else prefix.wide
 
 
 def visit(row: Tensor, ptr: Tensor, edges: Edges, often: int, once: bool, odds: Odds, prefix: Prefix) -> None:
     begin, first, last, indices, _, _ = edges.arrays
-    (table, upto, wide), by = _prefix(prefix), _odds(odds)
+    ((table, upto), wide), by = _prefix(prefix), _odds(odds)
     due, ks, work = (empty((len(row) + 1,), np.int64) for _ in range(3))
     drawn = row.numpy(), ptr.numpy(), begin, first, last, often
     if get_threads() == 1:
@@ -209,7 +210,8 @@ def renew(rows: Tensor, k: Tensor, edges: Edges, odds: Odds, prefix: Prefix) -> 
     _, first, last, indices, _, _ = edges.arrays
     of, ks = rows.numpy(), k.numpy()
     work = np.concatenate([[0], np.cumsum(last[of] - first[of])])
-    given = (of, ks, first, last, indices, _odds(odds), *_prefix(prefix))
+    tables, wide = _prefix(prefix)
+    given = (of, ks, first, last, indices, _odds(odds), *tables, wide)
     over(cpu_prefix.renew, len(of), *given, work=work, light=cpu_prefix.LIGHT)
 
 

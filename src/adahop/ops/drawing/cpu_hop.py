@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from adahop.ops.drawing import cpu_prefix, cpu_tree
-from adahop.ops.drawing.cpu_prefix import prefix_group
+from adahop.ops.drawing.cpu_prefix import block_group, prefix_group
 from adahop.ops.drawing.cpu_scan import extents, sure, uniform_row
 from adahop.ops.drawing.cpu_tree import tree_group
 from adahop.ops.random import base
@@ -157,9 +157,10 @@ def open_hop(dst, rows, stored, ks, known, local_of, where, ptr, n_id):
 
 
 @kernel
-def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, prefix, tree, local_of, ptr, pos, ends,
-                 e_id, chance, n_id):  # fmt: skip
-    """Fill the rows lo..hi by learned odds, in prefix sums or in a tree: the other one is None.
+def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, prefix, wide, tree, local_of, ptr, pos,
+                 ends, e_id, chance, n_id):  # fmt: skip
+    """Fill the rows lo..hi by learned odds, in prefix sums (of blocks where `wide` is given) or in a tree: what is
+    None is not compiled.
 
     Sources are numbered from n on, and their number is returned; with n < 0 they keep their global ids.
     """
@@ -173,7 +174,8 @@ def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, pre
     if prefix is not None:
         tables = bare(prefix)
         mark, out = np.empty(cpu_prefix.GROUP * most, np.int64), np.empty(most, np.int64)
-        room = np.empty(prefix[2]), np.empty(prefix[2], np.int64)
+    if wide is not None:
+        room = np.empty(wide), np.empty(wide, np.int64)
     if tree is not None:
         sums = bare((odds[0], tree[0], tree[1]))
         bits, inner = np.empty(cpu_tree.GROUP * most, np.uint64), np.empty(cpu_tree.TOP + cpu_tree.WIDE)
@@ -183,7 +185,11 @@ def learned_rows(lo, hi, n, rows, target, stored, where, ks, how, key, odds, pre
     for at in range(lo, hi, LEARNED):
         end = min(at + LEARNED, hi)
         if prefix is not None:
-            prefix_group(at, end, hi, rows, where, ptr, ks, how, key, odds, indices, tables, mark, out, room, drawn)
+            if wide is None:
+                prefix_group(at, end, hi, rows, where, ptr, ks, how, key, odds, indices, tables, mark, out, drawn)
+            else:
+                block_group(at, end, hi, rows, where, ptr, ks, how, key, odds, indices, tables, wide, mark, out, room,
+                            drawn)  # fmt: skip
         if tree is not None:
             tree_group(at, end, hi, rows, where, ptr, ks, key, odds[2], sums, bits, inner, outer, total, tops, drawn)
         begin = ptr[at]

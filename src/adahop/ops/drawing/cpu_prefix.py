@@ -7,7 +7,7 @@ exactly k of all (U, s), so an edge of length l comes with probability exactly k
 2^32 // k apart, so that no edge comes twice. Draws with replacement have a mark of 32 random bits each, and
 probability l / 2^32; their tables are made as for k = 1.
 
-With `wide` > 1 the table holds the sums at the end of every `wide` edges alone. A block's length is then that of a
+With `wide` the table holds the sums at the end of every `wide` edges alone. A block's length is then that of a
 while ago, and its edges share it by the odds of now, read again: known as exactly, and so as unbiased.
 """
 
@@ -138,15 +138,15 @@ def share_out(w, n, k, eta, whole, odds, a, table):
 
 @part
 def sums_at(a, v, wide):
-    """Where the sums of row v begin, whose edges begin at a: rows of n edges have room for n / wide + 1 sums."""
-    return a if wide == 1 else a // wide + v
+    """Where the sums of row v's blocks begin, whose edges begin at a: n edges have room for n / wide + 1 sums."""
+    return a // wide + v
 
 
 @part
-def ask_row(a, b, indices, edge, node, table, wide):
+def ask_row(a, b, indices, edge, node, table, written):
     """Ask for what renewing the edges a..b reads and writes, as far as the processor would not foresee it."""
     for j in range(a, min(b, a + LINE * LINES), LINE):
-        if wide == 1:
+        if written:
             prefetch_write(table, j)
         if node.shape[0] > 0:
             prefetch(indices, j)
@@ -158,21 +158,24 @@ def ask_row(a, b, indices, edge, node, table, wide):
 def renew(lo, hi, rows, ks, first, last, indices, odds, table, upto, wide):
     """The prefix sums of the rows lo..hi again from the current odds, for draws of ks.
 
-    upto[2 v] is the largest k that v's table serves: no inclusion probability is then above 1.
+    upto[2 v] is the largest k that v's table serves: no inclusion probability is then above 1. `wide` is None where
+    every edge has a sum: what is not asked for is then not compiled.
     """
     edge, node, eta, shift, root = bare(odds)
     rows, ks, first, last, indices, table, upto = bare((rows, ks, first, last, indices, table, upto))
     longest = 1
     for i in range(lo, hi):
         longest = max(longest, last[rows[i]] - first[rows[i]])
-    w, line = np.empty(longest), np.empty(longest if wide > 1 else 0, np.int64)
+    w = np.empty(longest)
+    if wide is not None:
+        line = np.empty(longest, np.int64)
     for i in range(lo, hi):
         if i + 2 < hi:
-            ask_row(first[rows[i + 2]], last[rows[i + 2]], indices, edge, node, table, wide)
+            ask_row(first[rows[i + 2]], last[rows[i + 2]], indices, edge, node, table, wide is None)
         v = rows[i]
         a, n, k = first[v], last[v] - first[v], ks[i]
         known = fill(a, n, indices, edge, node, shift_of(shift, v), root, w)
-        if wide == 1:
+        if wide is None:
             step = share_out(w, n, k, eta, ONE, known, a, table)
         else:
             step = share_out(w, n, k, eta, ONE, known, 0, line)
@@ -350,11 +353,56 @@ def within_blocks(a, n, v, k, d, o, how, wide, far, odds, indices, mark, table, 
 
 
 @part
-def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, room, drawn):
+def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, drawn):
     """Fill the targets begin..end: all that will be read is asked for before the first is read."""
     start, size, self_loops, loops = where
     edge, node, eta, shift, root = odds
-    table, upto, wide = prefix
+    table, upto = prefix
+    pos, prob, scale = drawn
+    most = mark.shape[0] // GROUP
+    for t in range(begin, end):
+        if t + AHEAD < hi:
+            prefetch(upto, 2 * dst[t + AHEAD])
+        a, n, v, d = start[t], size[t], dst[t], (t - begin) * most
+        o, k = ptr[t] + loops[t], k_of(ks, t)
+        sure(self_loops[t], ptr[t], loops[t], pos, prob, scale)
+        if k < 0 or n <= k:
+            sure(a, o, n, pos, prob, scale)
+            continue
+        stream, serves = base(key, v), upto[2 * v]
+        if by_table(k, n, how, serves):
+            set_marks(stream, k, d, how, mark)
+            for s in range(k):
+                pos[o + s] = a + ((mark[d + s] * n) >> 32)
+                ask(table, pos[o + s])
+        elif serves == 0:
+            uniform_row(a, n, k, o, stream, how, out, pos, prob, scale)
+        else:
+            scan(a, n, k, o, stream, indices, edge, node, shift_of(shift, v), root, eta, pos, prob, scale)
+    for t in range(begin, end):
+        a, n, d = start[t], size[t], (t - begin) * most
+        o, k = ptr[t] + loops[t], k_of(ks, t)
+        if n > LONG and by_table(k, n, how, upto[2 * dst[t]]):
+            for s in range(k):  # a second guess, by how far the first one is off
+                p = pos[o + s]
+                p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
+                pos[o + s] = p
+                ask(table, p)
+    for t in range(begin, end):
+        a, n, d = start[t], size[t], (t - begin) * most
+        o, k = ptr[t] + loops[t], k_of(ks, t)
+        if by_table(k, n, how, upto[2 * dst[t]]):
+            for s in range(k):
+                pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)
+            state(a, n, k, o, how, table, pos, prob, scale)
+
+
+@part
+def block_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, wide, mark, out, room, drawn):
+    """The same by sums of blocks."""
+    start, size, self_loops, loops = where
+    edge, node, eta, shift, root = odds
+    table, upto = prefix
     pos, prob, scale = drawn
     w, line = room
     most = mark.shape[0] // GROUP
@@ -370,41 +418,22 @@ def prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, p
         stream, serves = base(key, v), upto[2 * v]
         if by_table(k, n, how, serves):
             set_marks(stream, k, d, how, mark)
-            if wide > 1:
-                find_blocks(a, n, v, k, d, o, wide, mark, table, indices, edge, pos)
-                continue
-            for s in range(k):
-                pos[o + s] = a + ((mark[d + s] * n) >> 32)
-                ask(table, pos[o + s])
+            find_blocks(a, n, v, k, d, o, wide, mark, table, indices, edge, pos)
         elif serves == 0:
             uniform_row(a, n, k, o, stream, how, out, pos, prob, scale)
         else:
             scan(a, n, k, o, stream, indices, edge, node, shift_of(shift, v), root, eta, pos, prob, scale)
     for t in range(begin, end):
-        a, n, d = start[t], size[t], (t - begin) * most
+        a, n, v, d = start[t], size[t], dst[t], (t - begin) * most
         o, k = ptr[t] + loops[t], k_of(ks, t)
-        if n > LONG and wide == 1 and by_table(k, n, how, upto[2 * dst[t]]):
-            for s in range(k):  # a second guess, by how far the first one is off
-                p = pos[o + s]
-                p = min(max(p + (((mark[d + s] - np.int64(table[p])) * n) >> 32), a), a + n - 2)
-                pos[o + s] = p
-                ask(table, p)
-    for t in range(begin, end):
-        a, n, d = start[t], size[t], (t - begin) * most
-        o, k = ptr[t] + loops[t], k_of(ks, t)
-        if by_table(k, n, how, upto[2 * dst[t]]):
-            if wide > 1:
-                far = shift_of(shift, dst[t])
-                within_blocks(a, n, dst[t], k, d, o, how, wide, far, odds, indices, mark, table, w, line, drawn)
-                continue
-            for s in range(k):
-                pos[o + s] = find(a, n, pos[o + s], mark[d + s], table)
-            state(a, n, k, o, how, table, pos, prob, scale)
+        if by_table(k, n, how, upto[2 * v]):
+            far = shift_of(shift, v)
+            within_blocks(a, n, v, k, d, o, how, wide, far, odds, indices, mark, table, w, line, drawn)
 
 
 @kernel
-def prefix_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, drawn):
-    """Fill targets lo..hi, k draws of n by the rows' tables.
+def prefix_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, wide, drawn):
+    """Fill targets lo..hi, k draws of n by the rows' tables, of edges where `wide` is None.
 
     A row without a table is drawn from evenly; one whose table does not serve k without replacement is scanned.
     """
@@ -414,7 +443,12 @@ def prefix_rows(lo, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, dr
     for t in range(lo, hi):
         most = max(most, ptr[t + 1] - ptr[t])
     mark, out = np.empty(GROUP * most, np.int64), np.empty(most, np.int64)
-    room = np.empty(prefix[2]), np.empty(prefix[2], np.int64)
+    if wide is not None:
+        room = np.empty(wide), np.empty(wide, np.int64)
     for begin in range(lo, hi, GROUP):
         end = min(begin + GROUP, hi)
-        prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, room, drawn)
+        if wide is None:
+            prefix_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, mark, out, drawn)
+        else:
+            block_group(begin, end, hi, dst, where, ptr, ks, how, key, odds, indices, prefix, wide, mark, out, room,
+                        drawn)  # fmt: skip
