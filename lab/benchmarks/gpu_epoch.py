@@ -186,7 +186,7 @@ def updates(norm: Graph, stream: Any) -> dict[str, Any]:
                          rows + torch.arange(rows * 10, device=DEV).view(rows, 10)], 1).flatten()  # fmt: skip
         ends, state = (f.n_id, src, src), (node, visits.short(), mean[:1])
         out[f"track_{rows}"] = clock(
-            lambda: ops.track(ends, seen, energy, f.weight, state, TrackRule(0.2, 256, 50), scratch)  # noqa: B023
+            lambda: ops.track(ends, seen, energy, f.weight, state, TrackRule(0.2, 256, 50), scratch, n)  # noqa: B023
         )
     return out
 

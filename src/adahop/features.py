@@ -23,6 +23,7 @@ from adahop.checks import InputError
 
 T = TypeVar("T")
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
+WIDER = 2  # times as many entries as the features have: the most that one table of all types may take
 
 
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -273,6 +274,24 @@ class TypedFeatures:
 
     def __len__(self) -> int:
         return sum(self.schema.counts.values())
+
+    def unjoined(self) -> str | None:
+        """Why the rows of all types cannot lie in one table; None: they can."""
+        widths, counts = self.schema.widths, self.schema.counts
+        if not all(widths.values()):
+            return "its types without features have learnt rows, which steps update as many as they read"
+        if len(self) * max(widths.values()) > WIDER * sum(n * widths[kind] for kind, n in counts.items()):
+            return "its types' features differ too much in width to lie in one table"
+        return None
+
+    def joined(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, widest] the rows of all types in one table, narrower ones with zeros behind them."""
+        wide = max(self.schema.widths.values())
+        tables = [x for x in self.tables.values() if x is not None]
+        out = torch.zeros(len(self), wide, dtype=dtype, device=tables[0].device)
+        for start, x in zip(self.schema.starts.values(), tables, strict=True):
+            out[start : start + len(x), : x.shape[1]] = x
+        return out
 
     def index_select(self, dim: int, n_id: Tensor) -> TypedRows:
         """Some rows, not gathered yet: which table a row lies in is known by its id."""

@@ -205,6 +205,7 @@ class Conv(nn.Module):
     """
 
     attends = False  # whether a_ij comes from scores of both ends, see `Attention`
+    fixed = False  # whether it is W times the sum of a_ij h_j, and `rest`, and nothing else
     reads_own = True  # whether the target's own h has a part in the scores or in `update`
     ends_width = 1  # numbers that an end of an edge brings to its score
 

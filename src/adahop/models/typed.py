@@ -7,11 +7,22 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 
-from adahop.block import Block
+from adahop import ops
+from adahop.block import Block, SlotLayout, Span
 from adahop.checks import InputError, count, of_kind, one_of
-from adahop.features import Schema, TypedFeatures, TypedRows, Values, gather
+from adahop.features import (
+    Features,
+    Schema,
+    TableValues,
+    TypedFeatures,
+    TypedRows,
+    Values,
+    gather,
+    mapped,
+    shares,
+)
 from adahop.graph import Graph
 from adahop.messages import Messages, Part, TypedMessages
 from adahop.models.base import GNN, Parts
@@ -34,6 +45,8 @@ class Slice(NamedTuple):
 
 def sliced(block: Block, schema: Schema) -> list[Slice]:
     """A block relation by relation. Sources keep their places, so that all slices read the same values."""
+    if block.layout is not None:
+        return [_slots(block, *part) for part in block.layout.parts]
     kind = schema.kind_of(block.targets)
     if block.relation is None or block.row_ptr is None:
         assert block.num_edges == 0, "drawn edges have rows, and rows have relations"
@@ -58,6 +71,16 @@ def sliced(block: Block, schema: Schema) -> list[Slice]:
         part = part._replace(target=block.targets[places], attr=block.attr and (block.attr[len(out)],))
         out.append(Slice(part, places, edges))
     return out
+
+
+def _slots(block: Block, places: Tensor, edges: Tensor, edge_index: Tensor, ptr: Tensor) -> Slice:
+    """The slots of one relation of a padded block."""
+    e_id, weight, prob, scale, pos = (
+        t.index_select(0, edges) for t in (block.e_id, block.weight, block.prob, block.scale, block.pos)
+    )
+    part = Block(block.n_id, places.numel(), edge_index, e_id, weight, prob, scale, ptr, pos)
+    slots = block.slots if edges.numel() else 0
+    return Slice(part._replace(slots=slots, target=block.targets.index_select(0, places)), places, edges)
 
 
 class TypedEncoder(nn.Module):
@@ -97,6 +120,11 @@ class TypedEncoder(nn.Module):
         return torch.empty_like(done).index_put((torch.cat(order),), done)
 
 
+def by_span(maps: nn.ModuleList, h: Tensor, spans: Iterable[Span]) -> Tensor:
+    """Every row through the map of its type, where rows of a type lie side by side."""
+    return torch.cat([maps[kind](h[start:stop]) for kind, start, stop in spans])
+
+
 def per_type(maps: nn.ModuleList, h: Tensor, kinds: Tensor) -> Tensor:
     """Every row through the map of its type."""
     places = [(kinds == i).nonzero().flatten() for i in range(len(maps))]
@@ -120,7 +148,12 @@ class RelationalConv(Conv):
     def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
-        out = per_type(self.own, own, self.schema.kind_of(block.targets))
+        if block.layout is None:
+            out = per_type(self.own, own, self.schema.kind_of(block.targets))
+        elif how is PLAIN and all(conv.fixed and conv.edge is None for conv in self.each()):
+            return self.grouped(values, own, block, block.layout)
+        else:
+            out = by_span(self.own, own, block.layout.targets)
         noted: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.places.numel() == 0:
@@ -131,6 +164,53 @@ class RelationalConv(Conv):
             out = out.index_add(0, part.places, conv(brought, own[part.places], part.block, form))
         self.note(lambda: TypedMessages(block, noted))
         return out
+
+    def grouped(self, values: Values, own: Tensor, block: Block, layout: SlotLayout) -> Tensor:
+        """The plain sum over slots: one sum for all rows, and one product for all relations into a type.
+
+        A target's rows lie side by side, so that sum_r W_r s_r is [W_1 W_2 ...] times its row of sums.
+        """
+        if self.listeners:
+            values.rows()  # messages are measured from h
+        rows, coef = block.by_row(), block.weight * block.scale
+        sums, weights = values.summed(rows, coef), shares(rows, coef)
+        out, at = [], 0
+        for (kind, start, stop), drawn in zip(layout.targets, layout.drawn, strict=True):
+            total, end = self.alone(kind, own[start:stop]), at + (stop - start) * len(drawn)
+            if drawn:
+                total = self.joined(values, drawn, sums[at:end], weights[at:end], total)
+            out.append(total)
+            at = end
+        self.note(lambda: TypedMessages(block, list(self.measured(values, coef, block))))
+        return torch.cat(out)
+
+    def alone(self, kind: int, own: Tensor) -> Tensor:
+        """What targets of a type get whatever is drawn: their own map, and what each relation adds to its sum."""
+        name, first = list(self.schema.counts)[kind], cast(nn.Linear, self.own[kind])
+        rest: Tensor = first.bias
+        for conv, (_, _, target) in zip(self.each(), self.schema.relations, strict=True):
+            added = conv.rest(own) if target == name else None
+            rest = rest if added is None else rest + added
+        return mapped(own, first.weight, rest)
+
+    def joined(self, values: Values, drawn: Sequence[int], sums: Tensor, weights: Tensor, rest: Tensor) -> Tensor:
+        """rest + sum over the drawn relations of W_r times its sums, a row per target and relation; `weights` are the
+        sums of the coefficients."""
+        convs = self.each()
+        maps = [values.of_relation(r, self.schema.relations[r][0]).joined(convs[r].kernel()) for r in drawn]
+        beside = [bias for _, bias in maps if bias is not None]
+        if beside:
+            rest = torch.addmm(rest, weights.view(-1, len(drawn)), torch.stack(beside))
+        each = torch.cat([ops.widened(cast(Tensor, w), sums) for w, _ in maps], 1)
+        return mapped(sums.view(len(rest), -1), each, rest)
+
+    def measured(self, values: Values, coef: Tensor, block: Block) -> Iterable[Part]:
+        """The messages of such a sum, relation by relation."""
+        for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
+            if part.edges.numel():
+                kernel = conv.kernel() if conv.narrows() else None
+                brought = values.of_relation(r, self.schema.relations[r][0])
+                yield Part(r, part.edges, Messages(part.block, coef.index_select(0, part.edges), brought, kernel))
 
 
 def _noted(into: list[Part], relation: int, edges: Tensor) -> Callable[[Messages], None]:
@@ -210,6 +290,77 @@ class _FromType(Values):
         return gather(self.rows(), block, coef)
 
 
+class TypedTableValues(Values):
+    """The same over one table of all types' features: sums are formed of raw features where they lie, and an encoder
+    joins the map of each relation, unless h itself is read."""
+
+    def __init__(self, table: Features, block: Block, encode: TypedEncoder, share: float = 0.0):
+        super().__init__(table.value, share=share)
+        assert block.layout is not None
+        self.table, self.n_id, self.encode, self.spans = table, block.n_id, encode, block.layout.sources
+        self.dropped = table.drop(share) if share else None
+
+    def _from(self, source: str) -> Values:
+        return _FromTable(self, self.encode.linear(source))
+
+    def raw(self, many: int | None = None) -> Tensor:
+        return self.rows(many)
+
+    def rows(self, many: int | None = None) -> Tensor:
+        if many is None or many == self.n_id.numel() or "h" in self.kept:
+            return self.once("h", lambda: self._read(self.n_id.numel()))[:many]
+        return self._read(many)
+
+    def _read(self, many: int) -> Tensor:
+        x, out = self.table.rows(self.n_id[:many], self.dropped), []
+        for kind, start, stop in self.spans:
+            if start < many:
+                encoder = cast(nn.Linear, self.encode.each[kind])
+                out.append(mapped(x[start : min(stop, many)], self.wide(encoder.weight), encoder.bias))
+        return torch.cat(out)
+
+    def wide(self, weight: Tensor) -> Tensor:
+        """A map of features as one of the table's rows: those of a narrower type end in zeros."""
+        extra = self._width() - weight.shape[-1]
+        return pad(weight, (0, extra)) if extra else weight
+
+    def formed(self) -> bool:
+        return "h" in self.kept
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        if self.formed():
+            return gather(self.rows(), block, coef)
+        return self.table.sum(block, coef.unsqueeze(1), self.dropped).squeeze(1)
+
+
+class _FromTable(TableValues):
+    """The values of all nodes, with the map that made those of one type."""
+
+    def __init__(self, values: TypedTableValues, linear: nn.Linear | None):
+        super().__init__(values.table, values.n_id, linear)
+        self.values, self.share, self.dropped = values, values.share, values.dropped
+
+    def rows(self, many: int | None = None) -> Tensor:
+        return self.values.rows(many)
+
+    def _formed(self) -> bool:
+        return self.values.formed()
+
+    def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        w, bias = super().joined(kernel)
+        return (w if w is None or self._formed() else self.values.wide(w)), bias
+
+    def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
+        return Values(self.rows()).dot(v) if self._formed() else super().dot(v, block)
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        return gather(self.rows(), block, coef) if self._formed() else super().summed(block, coef)
+
+    @torch.no_grad()
+    def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
+        return Values(self.rows()).energies(block, coef, kernel)
+
+
 class Relations(Sum):
     """A memory for each relation of a layer; the dial is one for all."""
 
@@ -218,7 +369,7 @@ class Relations(Sum):
     def __init__(self, parts: Sequence[Sum], noise: float, device: torch.device):
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.draws, self.shaped = any(p.draws for p in parts), False
+        self.draws, self.shaped = any(p.draws for p in parts), all(p.shaped for p in parts)
         self.parted = any(p.parted for p in parts)
         self.register_buffer("noise", torch.tensor(noise, device=device), persistent=False)
 
@@ -269,7 +420,13 @@ class TypedGNN(GNN):
         return Schema({"node": 1}, {"node": 1}, (("node", "to", "node"),))
 
     def read(self, batch: NodeBatch, share: float) -> Values:
+        table = getattr(batch, "features", None)
+        if table is not None:
+            return TypedTableValues(table, batch.blocks[0], self.encode, share)
         return TypedValues(batch.x, self.encode, share)
+
+    def renew(self, table: Features) -> None:
+        """Nothing: messages are measured from h, which is formed where they are asked for."""
 
     def learn_by_rows(self) -> None:
         for part in self.encode.each:

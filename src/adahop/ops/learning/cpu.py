@@ -32,7 +32,7 @@ def exp3(
 
 def track(
     sources: tuple[Tensor, Tensor, Tensor], sight: Sight, energy: Tensor, weight: Tensor,
-    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
+    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch, rows: int,
 ) -> bool:  # fmt: skip
     ends = tuple(t.numpy() for t in sources)
     edges = tuple(t.numpy() for t in (weight, sight.scale, energy.float().contiguous()))

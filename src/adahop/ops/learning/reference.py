@@ -80,11 +80,11 @@ def exp3(
 
 def track(
     sources: tuple[Tensor, Tensor, Tensor], sight: Sight, energy: Tensor, weight: Tensor,
-    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
+    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch, rows: int,
 ) -> bool:  # fmt: skip
     """One update of the tracked norms (square, visits, level) of a block's sources; whether their copy has aged.
 
-    `sources` is (n_id, src, dst) of the block: all its nodes, and the local ends of every edge.
+    `sources` is (n_id, src, dst) of the block: all its nodes, and the local ends of every edge. The graph has `rows`.
     """
     n_id, src, dst = sources
     square, visits, level = state
