@@ -244,6 +244,14 @@ class Schema(NamedTuple):
         """The first id of each type."""
         return dict(zip(self.counts, accumulate(self.counts.values(), initial=0), strict=False))
 
+    def first(self, kind: int) -> int:
+        """The first id of a type, by its place among the types."""
+        return list(self.starts.values())[kind]
+
+    def into(self, kind: int) -> list[int]:
+        """The relations into a type, by its place among the types."""
+        return [r for r, (_, _, target) in enumerate(self.relations) if target == list(self.counts)[kind]]
+
     def kind_of(self, n_id: Tensor) -> Tensor:
         """Which type each node has, counted from 0."""
         starts = torch.tensor(list(self.starts.values())[1:], dtype=torch.long, device=n_id.device)

@@ -30,19 +30,19 @@ MODELS = {
 }
 
 
-def both(data, model: str, estimator: str, arch: str = "residual", method: str = "graphsage", sizes=(3, 2)):
+def both(data, model: str, estimator: str, arch: str = "residual", seeds=SEEDS):
     """(outputs, gradients, energies) from compact and from padded blocks with the same draws, memories a little old."""
     out = []
     for padded in (False, True):
         name, options = MODELS[model]
         built = build(name, data, arch=arch, **options)
         graph = data.graph.normalized(*built.graph)
-        sampler = adahop.make(method, graph, list(sizes), seed=1, policy="uniform")
+        sampler = adahop.make("graphsage", graph, [3, 2], seed=1)
         sampler.skip = built.remember(estimator, graph, data.x)
         with torch.no_grad():
             for p in built.parameters():
                 p.mul_(1.05)
-        blocks = sampler.sample(SEEDS, Padded.fitted(sampler, seeds=SEEDS) if padded else None)
+        blocks = sampler.sample(seeds, Padded.fitted(sampler, seeds=seeds) if padded else None)
         batch = batch_of(data, blocks)
         if padded:
             batch = SimpleNamespace(x=None, features=Features(data.x.joined(), "cpu"), blocks=blocks)
@@ -54,9 +54,13 @@ def both(data, model: str, estimator: str, arch: str = "residual", method: str =
 
 
 @pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize("estimator", ["plain", "exact", "snapshot", "history", "exact+snapshot"])
+@pytest.mark.parametrize("estimator", ["plain", "exact", "snapshot", "history", "exact+snapshot", "exact at once"])
 @pytest.mark.parametrize("model", MODELS)
-def test_padded_blocks_give_what_compact_ones_give(model, estimator, arch):
+def test_padded_blocks_give_what_compact_ones_give(model, estimator, arch, monkeypatch):
+    """Exact sums "at once" are made before the first step, as on a GPU, and not row by row."""
+    if estimator == "exact at once":
+        monkeypatch.setenv("ADAHOP_REFERENCE", "1")
+        estimator = "exact"
     if (model, arch) == ("blocks", "plain"):
         pytest.skip("three outputs are not four blocks")
     (want, true, _, _), (got, ours, _, _) = both(typed_data(), model, estimator, arch)
@@ -67,6 +71,16 @@ def test_padded_blocks_give_what_compact_ones_give(model, estimator, arch):
             assert all(g is None or not bool(g.any()) for g in (grad, mine)), name
         else:
             assert torch.allclose(mine, grad, atol=1e-4, rtol=1e-4), name
+
+
+@pytest.mark.parametrize("estimator", ["plain", "exact+snapshot"])
+@pytest.mark.parametrize("kind", ["author", "venue", "tag"])
+def test_seeds_of_any_type(kind, estimator, monkeypatch):
+    """Also of one that nothing points to."""
+    monkeypatch.setenv("ADAHOP_REFERENCE", "1")
+    first = typed_data().x.schema.starts[kind]
+    (want, *_), (got, *_) = both(typed_data(), "rgcn", estimator, seeds=torch.arange(first, first + 3))
+    assert torch.allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["plain", "exact+snapshot"])
@@ -158,13 +172,12 @@ def test_steps_are_those_of_compact_blocks(model, arch, estimator):
 def test_a_step_never_waits_for_the_device(model, method, estimator, dropout, monkeypatch):
     """Of a second step, draws, both passes and what is learnt: no number is read and no shape depends on one.
 
-    Operations that are kernels on a GPU are left out: here they are references, which may look, and those of updates
-    know no empty rows.
+    Operations that are kernels on a GPU are left out: here they are references, which may look.
     """
     monkeypatch.setenv("ADAHOP_REFERENCE", "1")
     run = padded_run(typed_data(), model=model, method=method, estimator=estimator, dropout=dropout, noise=0.0)
-    for name in ("exp3", "track"):
-        monkeypatch.setattr(ops.OPS[name], "reference", lambda *_: False)
+    track = ops.OPS["track"].reference
+    monkeypatch.setattr(ops.OPS["track"], "reference", lambda *given: track(*given) and False)  # as a GPU's answers
     steps = DeviceSteps(run, capture=False)
     steps.step(torch.arange(7))
     mode = NoWaiting()

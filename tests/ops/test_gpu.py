@@ -362,7 +362,12 @@ def test_a_typed_bandit_learns_from_every_row_once():
             **{k: getattr(block, k).cpu()[used] for k in ("pos", "prob", "scale")},
         )  # fmt: skip
         other.policy.update(0, whole, energy[used])
+        again = make("bs", sampler.graph.to("cpu"), [3, 2])  # the reference knows slots, too
+        here = [t.cpu() if torch.is_tensor(t) else t for t in block[:13]]
+        again.policy.update(0, type(block)(*here), energy)
     want = other.policy.state_dict()
+    for name, value in again.policy.state_dict().items():
+        assert torch.allclose(want[name].double(), value.double(), rtol=1e-4), name
     assert float((want["arms.weight"] - 1).abs().max()) > 0.01
     for name, value in want.items():
         assert torch.allclose(state[name].double(), value.double(), rtol=1e-3, atol=1e-5), name
@@ -388,6 +393,12 @@ def test_tracked_norms_of_relations_and_sources():
     assert set(visits.nonzero().flatten().tolist()) == set(mean) and keep.numel() == ptr.numel() - 1
     for at, value in mean.items():
         assert float(square[at]) == pytest.approx(1.0 + 0.5 * (value / level - 1.0), rel=1e-3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADAHOP_REFERENCE", "1")
+        again = make("adahop", sampler.graph.to("cpu"), [3, 2])
+        again.policy.update(0, type(block)(*[t.cpu() if torch.is_tensor(t) else t for t in block[:13]]), energy)
+    assert torch.allclose(again.policy.square[0], square, rtol=1e-4)
+    assert torch.equal(again.policy.visits[0], visits)
 
 
 @pytest.mark.parametrize(

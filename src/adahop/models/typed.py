@@ -20,10 +20,12 @@ from adahop.features import (
     TypedRows,
     Values,
     gather,
+    join,
     mapped,
     shares,
 )
 from adahop.graph import Graph
+from adahop.history import History
 from adahop.messages import Messages, Part, TypedMessages
 from adahop.models.base import GNN, Parts
 from adahop.models.gat import GATConv
@@ -31,7 +33,19 @@ from adahop.models.gcn import GCNConv, SAGEConv
 from adahop.models.whole import in_pieces
 from adahop.ops import pointer, segment_of
 from adahop.seams import NodeBatch
-from adahop.sum import PLAIN, Conv, ExactRows, Sum, Variate, edge_map, sum_of_all, sum_with_variate
+from adahop.sum import (
+    PLAIN,
+    ControlVariate,
+    Conv,
+    ExactRows,
+    ExactSum,
+    Sum,
+    Variate,
+    dropped_part,
+    edge_map,
+    sum_of_all,
+    sum_with_variate,
+)
 from adahop.typed import Relation
 
 
@@ -132,6 +146,28 @@ def per_type(maps: nn.ModuleList, h: Tensor, kinds: Tensor) -> Tensor:
     return torch.empty_like(done).index_put((torch.cat(places),), done)
 
 
+class RowSums(NamedTuple):
+    """Sums of a_ij h_j for all rows of a padded block, those of a target side by side; or of raw features.
+
+    So sum_r W_r s_r is [W_1 W_2 ...] times all sums of a target: one product, where each relation has the same width.
+    """
+
+    drawn: Sequence[Sequence[int]]  # for each span of targets the relations of a target's rows, in their order
+    sums: Tensor  # [T, width]
+    maps: Callable[[int], tuple[Tensor | None, Tensor | None]]  # of a relation: W, and b that joins by the weights
+    messages: Callable[[], TypedMessages]
+    weights: Callable[[], Tensor]  # [T] the sums of the coefficients
+
+    def product(self, drawn: Sequence[int], rows: slice, rest: Tensor) -> Tensor:
+        """rest + sum over the drawn relations of W_r times their sums."""
+        maps, sums = [self.maps(r) for r in drawn], self.sums[rows]
+        beside = [bias for _, bias in maps if bias is not None]
+        if beside:
+            rest = torch.addmm(rest, self.weights()[rows].view(-1, len(drawn)), torch.stack(beside))
+        each = torch.cat([ops.widened(cast(Tensor, w), sums) for w, _ in maps], 1)
+        return mapped(sums.view(len(rest), -1), each, rest)
+
+
 class RelationalConv(Conv):
     """own_t(h_i) + sum over relations of a convolution each: sum_r conv_r(neighbours of i by r).
 
@@ -150,9 +186,10 @@ class RelationalConv(Conv):
         assert own is not None
         if block.layout is None:
             out = per_type(self.own, own, self.schema.kind_of(block.targets))
-        elif how is PLAIN and all(conv.fixed and conv.edge is None for conv in self.each()):
-            return self.grouped(values, own, block, block.layout)
         else:
+            found = self.by_rows(values, block, how)
+            if found is not None:
+                return self.grouped(own, block.layout, found)
             out = by_span(self.own, own, block.layout.targets)
         noted: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
@@ -165,52 +202,56 @@ class RelationalConv(Conv):
         self.note(lambda: TypedMessages(block, noted))
         return out
 
-    def grouped(self, values: Values, own: Tensor, block: Block, layout: SlotLayout) -> Tensor:
-        """The plain sum over slots: one sum for all rows, and one product for all relations into a type.
+    def by_rows(self, values: Values, block: Block, how: Sum) -> RowSums | None:
+        """The sums of all rows of a padded block where one product can follow them; else None."""
+        if not all(conv.fixed and conv.edge is None for conv in self.each()):
+            return None
+        return self.plain_rows(values, block) if how is PLAIN else cast(Relations, how).by_rows(self, values, block)
 
-        A target's rows lie side by side, so that sum_r W_r s_r is [W_1 W_2 ...] times its row of sums.
-        """
+    def plain_rows(self, values: Values, block: Block) -> RowSums:
+        """The plain sums of all rows of a padded block, and their messages."""
+        rows, coef = block.by_row(), block.weight * block.scale
+        assert block.layout is not None
         if self.listeners:
             values.rows()  # messages are measured from h
-        rows, coef = block.by_row(), block.weight * block.scale
-        sums, weights = values.summed(rows, coef), shares(rows, coef)
+        return RowSums(
+            block.layout.drawn,
+            values.summed(rows, coef),
+            lambda r: values.of_relation(r, self.schema.relations[r][0]).joined(self.each()[r].kernel()),
+            lambda: TypedMessages(block, self.measured(values, coef, block)),
+            lambda: shares(rows, coef),
+        )
+
+    def grouped(self, own: Tensor, layout: SlotLayout, found: RowSums) -> Tensor:
+        """The layer from sums of all rows: one product for all relations into a type."""
         out, at = [], 0
-        for (kind, start, stop), drawn in zip(layout.targets, layout.drawn, strict=True):
-            total, end = self.alone(kind, own[start:stop]), at + (stop - start) * len(drawn)
-            if drawn:
-                total = self.joined(values, drawn, sums[at:end], weights[at:end], total)
-            out.append(total)
-            at = end
-        self.note(lambda: TypedMessages(block, list(self.measured(values, coef, block))))
+        for (kind, start, stop), drawn in zip(layout.targets, found.drawn, strict=True):
+            total, rows = self.alone(kind, own[start:stop]), slice(at, at + (stop - start) * len(drawn))
+            out.append(found.product(drawn, rows, total) if drawn else total)
+            at = rows.stop
+        self.note(found.messages)
         return torch.cat(out)
 
     def alone(self, kind: int, own: Tensor) -> Tensor:
         """What targets of a type get whatever is drawn: their own map, and what each relation adds to its sum."""
-        name, first = list(self.schema.counts)[kind], cast(nn.Linear, self.own[kind])
+        first = cast(nn.Linear, self.own[kind])
         rest: Tensor = first.bias
-        for conv, (_, _, target) in zip(self.each(), self.schema.relations, strict=True):
-            added = conv.rest(own) if target == name else None
+        for r in self.schema.into(kind):
+            added = self.each()[r].rest(own)
             rest = rest if added is None else rest + added
         return mapped(own, first.weight, rest)
 
-    def joined(self, values: Values, drawn: Sequence[int], sums: Tensor, weights: Tensor, rest: Tensor) -> Tensor:
-        """rest + sum over the drawn relations of W_r times its sums, a row per target and relation; `weights` are the
-        sums of the coefficients."""
-        convs = self.each()
-        maps = [values.of_relation(r, self.schema.relations[r][0]).joined(convs[r].kernel()) for r in drawn]
-        beside = [bias for _, bias in maps if bias is not None]
-        if beside:
-            rest = torch.addmm(rest, weights.view(-1, len(drawn)), torch.stack(beside))
-        each = torch.cat([ops.widened(cast(Tensor, w), sums) for w, _ in maps], 1)
-        return mapped(sums.view(len(rest), -1), each, rest)
-
-    def measured(self, values: Values, coef: Tensor, block: Block) -> Iterable[Part]:
-        """The messages of such a sum, relation by relation."""
+    def measured(self, values: Values, coef: Tensor, block: Block) -> list[Part]:
+        """The messages of a plain sum, relation by relation."""
+        out: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.edges.numel():
-                kernel = conv.kernel() if conv.narrows() else None
-                brought = values.of_relation(r, self.schema.relations[r][0])
-                yield Part(r, part.edges, Messages(part.block, coef.index_select(0, part.edges), brought, kernel))
+                kernel, brought = conv.kernel(), values.of_relation(r, self.schema.relations[r][0])
+                sent = Messages(
+                    part.block, coef.index_select(0, part.edges), brought, kernel if conv.narrows() else None
+                )
+                out.append(Part(r, part.edges, sent))
+        return out
 
 
 def _noted(into: list[Part], relation: int, edges: Tensor) -> Callable[[Messages], None]:
@@ -383,6 +424,10 @@ class Relations(Sum):
             part.noise = self.noise
         return part
 
+    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        """The sums of all rows of a padded block, where they are formed together; None: relation by relation."""
+        return None
+
     def refresh(self, h: Tensor, conv: RelationalConv, passed: bool) -> None:  # type: ignore[override]
         for part, each in zip(self.parts, conv.each(), strict=True):
             cast(Sum, part).refresh(h, each, passed)
@@ -393,6 +438,78 @@ class Relations(Sum):
 
     def _remembered(self) -> dict[str, Tensor]:
         return {**super()._remembered(), "noise": self.noise}
+
+
+class RelationsExact(Relations):
+    """The first layer's sums over all neighbours, of fixed weights and raw features, for each relation."""
+
+    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        parts, schema, layout = [cast(ExactSum, p) for p in self.parts], conv.schema, block.layout
+        assert layout is not None
+        if any(p.seen is not None for p in parts):  # on the CPU rows are formed one by one
+            return None
+        some = [[r for r in schema.into(kind) if parts[r].graph.num_edges] for kind, _, _ in layout.targets]
+        known, weights = [], []
+        for span, relations in zip(layout.targets, some, strict=True):
+            nodes = block.targets[span.start : span.stop] - schema.first(span.kind)
+            for r in relations:
+                known.append(parts[r].at(nodes, values.share))
+                weights.append(parts[r].weights.index_select(0, nodes))
+        if not known:  # nothing points to such nodes
+            return None
+        wide = max(x.shape[1] for x in known)
+        known = [pad(x, (0, wide - x.shape[1])) for x in known]
+
+        def maps(r: int) -> tuple[Tensor | None, Tensor | None]:
+            w, bias = join(conv.each()[r].kernel(), values.of_relation(r, schema.relations[r][0]).encoder)
+            return pad(cast(Tensor, w), (0, wide - cast(Tensor, w).shape[1])), bias
+
+        sums, shared = (_side_by_side(each, some) for each in (known, weights))
+        return RowSums(some, sums, maps, lambda: TypedMessages(block, []), lambda: shared.squeeze(1))
+
+
+class RelationsSnapshot(Relations):
+    """Control variates from one snapshot H for all relations, each with its own sums of it."""
+
+    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        parts, schema, layout = [cast(ControlVariate, p) for p in self.parts], conv.schema, block.layout
+        assert layout is not None
+        if any(p.missing is not None for p in parts):
+            return None
+        mean = values if values.mean is None else values.mean
+        rows, coef, trust = block.by_row(), block.weight * block.scale, 1.0 - self.noise
+        known = []
+        for span, relations in zip(layout.targets, layout.drawn, strict=True):
+            nodes = block.targets[span.start : span.stop] - schema.first(span.kind)
+            known += [cast(History, parts[r].sums).value.index_select(0, nodes) for r in relations]
+        if not known:
+            return None
+
+        def formed() -> tuple[Tensor, Values]:
+            change, square = parts[0].history.change(block.n_id, mean.rows(), trust)
+            base = _side_by_side(known, layout.drawn)
+            return gather(change, rows, coef, (base, None, trust)), Values(change, square=square)
+
+        sums, changed = mean.once("rows formed", formed)  # the mean goes on to the next layer
+        if mean is not values:
+            sums = sums + dropped_part(values, rows, coef)
+
+        def messages() -> TypedMessages:
+            found = [(r, part) for r, part in enumerate(sliced(block, schema)) if part.edges.numel()]
+            sent = [(r, p, coef.index_select(0, p.edges)) for r, p in found]
+            return TypedMessages(block, [Part(r, p.edges, Messages(p.block, c, changed)) for r, p, c in sent])
+
+        return RowSums(layout.drawn, sums, lambda r: (conv.each()[r].kernel(), None), messages, lambda: coef)
+
+
+def _side_by_side(each: Sequence[Tensor], drawn: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of one relation after the other as rows of one target after the other, span by span."""
+    left, out = list(each), []
+    for relations in drawn:
+        if relations:
+            here, left = left[: len(relations)], left[len(relations) :]
+            out.append(torch.stack(here, 1).flatten(0, 1))
+    return torch.cat(out)
 
 
 class TypedGNN(GNN):
@@ -448,7 +565,8 @@ class TypedGNN(GNN):
                 assert table is not None
                 parts.append(sum_of_all(conv, own, table, self.storage, self.dropout > 0))
             parts[-1].start = self.schema.starts[target]
-        return Relations(parts, 0.0, views[0].device)
+        form = RelationsExact if all(isinstance(p, ExactSum) for p in parts) else Relations
+        return form(parts, 0.0, views[0].device)
 
     def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
         """A part per relation; of a snapshot, all read the same H."""
@@ -461,7 +579,8 @@ class TypedGNN(GNN):
             if kind == "snapshot" and parts:
                 made.history = parts[0].history
             parts.append(made)
-        return Relations(parts, noise, views[0].device)
+        form = RelationsSnapshot if all(p.sums is not None for p in parts) else Relations
+        return form(parts, noise, views[0].device)
 
     def _relations(self, views: list[Graph]) -> Iterable[tuple[Graph, Conv, Relation]]:
         first = cast(RelationalConv, self.convs[0])
