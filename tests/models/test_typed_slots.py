@@ -13,7 +13,7 @@ from adahop.capture import DeviceSteps
 from adahop.config import Config
 from adahop.features import Features, TypedFeatures
 from adahop.run import Run, device_features
-from adahop.samplers.loop import Padded
+from adahop.samplers.loop import Padded, TypedPadded
 from adahop.step import train_step
 from adahop.watcher import watch
 
@@ -156,6 +156,22 @@ def test_steps_are_those_of_compact_blocks(model, arch, estimator):
         for batch in eager.loader:
             true.append(float(train_step(eager.model, eager.sampler, eager.optimizer, batch)))
     assert len(ours) == 6 and ours == pytest.approx(true, rel=1e-4)
+
+
+def test_a_run_says_why_its_steps_have_no_fixed_shape(monkeypatch):
+    """What a run on a GPU would answer."""
+    monkeypatch.setattr(ops, "pads", lambda at: True)
+
+    def asked(model: str, bare: bool = False, **options):
+        run = Run(typed_data(bare), Config(model=model, sizes=(2, 2), hidden=8, epochs=1, **options), 0)
+        assert run.padded is None and run.unpadded == "it needs a CUDA device"
+        run.config = SimpleNamespace(device="cuda", model=model)
+        return run.fixed_shape(run.loader.nodes)
+
+    assert isinstance(asked("rgcn"), TypedPadded) and isinstance(asked("rgat", method="bs"), TypedPadded)
+    assert asked("hgt") == "the layers of hgt read all relations of a target together"
+    assert "learnt rows" in asked("rgcn", bare=True)
+    assert asked("rgcn", method="labor") == "its method has no fixed fan-out"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

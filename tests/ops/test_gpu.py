@@ -401,6 +401,22 @@ def test_tracked_norms_of_relations_and_sources():
     assert torch.equal(again.policy.visits[0], visits)
 
 
+def test_tracked_norms_of_a_compact_typed_block():
+    """More rows than (relation, source) pairs: a row, not a source, is what learns once."""
+    sampler = make("adahop", typed_data().graph.normalized("row", False), [1], seed=4).to(DEVICE)
+    (block,) = sampler.sample(torch.arange(0, 40, device=DEVICE))
+    pairs = block.n_id[block.src] + sampler.graph.types.shift[block.row].repeat_interleave(block.row_ptr.diff())
+    assert block.row.numel() > pairs.unique().numel() + 1
+    energy = torch.rand(block.num_edges, generator=torch.Generator().manual_seed(0)) + 0.5
+    sampler.policy.update(0, block, energy.to(DEVICE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADAHOP_REFERENCE", "1")
+        again = make("adahop", sampler.graph.to("cpu"), [1])
+        again.policy.update(0, type(block)(*[t.cpu() if torch.is_tensor(t) else t for t in block[:13]]), energy)
+    assert torch.equal(sampler.policy.visits.cpu(), again.policy.visits)
+    assert torch.allclose(sampler.policy.square.cpu(), again.policy.square, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("model", "method"), [("rgcn", "graphsage"), ("rgat", "graphsage"), ("rgcn", "s-gcn"), ("rgcn", "adahop")]
 )

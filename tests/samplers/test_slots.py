@@ -181,3 +181,4 @@ def test_what_has_no_fixed_shape_says_why():
     assert "too many slots" in why(adahop.make("graphsage", g, [80, 80]))
     assert "self-loops" in why(adahop.make("thanos", g, [2]))
     assert why(adahop.make("graphsage", g, [2, 2])) is None
+    assert "several node types" in why(adahop.make("graphsage", g, [2, 2]), None), "none were told"
