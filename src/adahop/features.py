@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 
 from adahop import ops
 from adahop.block import Block, Ungathered
@@ -209,6 +209,10 @@ class Values:
         """(W E, W e), which apply to x; W itself where h is at hand."""
         return join(kernel, None if self._formed() else self.encoder)
 
+    def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """The same for several relations, which read these values from sources of these types, side by side."""
+        return torch.stack(list(kernels)), None
+
     def _unmapped(self) -> Tensor:
         return self.rows() if self._formed() else self.raw()
 
@@ -226,6 +230,18 @@ def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | Non
     if kernel is None:
         return encoder.weight, encoder.bias
     return kernel @ encoder.weight, kernel @ encoder.bias
+
+
+def widened_to(wide: int, w: Tensor) -> Tensor:
+    """So many columns, zeros behind those that are there."""
+    return w if w.shape[-1] == wide else pad(w, (0, wide - w.shape[-1]))
+
+
+def join_each(kernels: Sequence[Tensor], encoders: Sequence[nn.Linear], wide: int) -> tuple[Tensor, Tensor]:
+    """(W E [R, out, wide], W e [R, out]) of several relations, by one product each; zeros behind a narrower E."""
+    w = torch.stack(list(kernels))
+    e = torch.stack([widened_to(wide, encoder.weight) for encoder in encoders])
+    return torch.bmm(w, e), torch.bmm(w, torch.stack([encoder.bias for encoder in encoders]).unsqueeze(2)).squeeze(2)
 
 
 def gathered(x: Tensor | Ungathered) -> Tensor:

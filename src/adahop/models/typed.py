@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import dropout
 
 from adahop import ops
 from adahop.block import Block, SlotLayout, Span
@@ -20,9 +20,10 @@ from adahop.features import (
     TypedRows,
     Values,
     gather,
-    join,
+    join_each,
     mapped,
     shares,
+    widened_to,
 )
 from adahop.graph import Graph
 from adahop.history import History
@@ -154,18 +155,27 @@ class RowSums(NamedTuple):
 
     drawn: Sequence[Sequence[int]]  # for each span of targets the relations of a target's rows, in their order
     sums: Tensor  # [T, width]
-    maps: Callable[[int], tuple[Tensor | None, Tensor | None]]  # of a relation: W, and b that joins by the weights
+    maps: Callable[[Sequence[Tensor], Sequence[int]], tuple[Tensor, Tensor | None]]  # see `Values.joined_each`
     messages: Callable[[], TypedMessages]
     weights: Callable[[], Tensor]  # [T] the sums of the coefficients
 
-    def product(self, drawn: Sequence[int], rows: slice, rest: Tensor) -> Tensor:
-        """rest + sum over the drawn relations of W_r times their sums."""
-        maps, sums = [self.maps(r) for r in drawn], self.sums[rows]
-        beside = [bias for _, bias in maps if bias is not None]
-        if beside:
-            rest = torch.addmm(rest, self.weights()[rows].view(-1, len(drawn)), torch.stack(beside))
-        each = torch.cat([ops.widened(cast(Tensor, w), sums) for w, _ in maps], 1)
-        return mapped(sums.view(len(rest), -1), each, rest)
+    def product(self, convs: Sequence[Conv], rest: Sequence[Tensor]) -> list[Tensor]:
+        """rest + sum over the drawn relations of W_r times their sums, for each span of targets."""
+        every = [r for drawn in self.drawn for r in drawn]
+        if not every:
+            return list(rest)
+        w, b = self.maps([convs[r].kernel() for r in every], every)
+        w, weights, out = ops.widened(w, self.sums), None if b is None else self.weights(), []
+        first = row = 0
+        for drawn, total in zip(self.drawn, rest, strict=True):
+            these, rows = slice(first, first + len(drawn)), slice(row, row + len(total) * len(drawn))
+            if drawn and b is not None and weights is not None:
+                total = torch.addmm(total, weights[rows].view(-1, len(drawn)), b[these])
+            if drawn:
+                total = mapped(self.sums[rows].view(len(total), -1), w[these].transpose(0, 1).flatten(1), total)
+            out.append(total)
+            first, row = these.stop, rows.stop
+        return out
 
 
 class RelationalConv(Conv):
@@ -217,18 +227,14 @@ class RelationalConv(Conv):
         return RowSums(
             block.layout.drawn,
             values.summed(rows, coef),
-            lambda r: values.of_relation(r, self.schema.relations[r][0]).joined(self.each()[r].kernel()),
+            lambda kernels, drawn: values.joined_each(kernels, [self.schema.relations[r][0] for r in drawn]),
             lambda: TypedMessages(block, self.measured(values, coef, block)),
             lambda: shares(rows, coef),
         )
 
     def grouped(self, own: Tensor, layout: SlotLayout, found: RowSums) -> Tensor:
         """The layer from sums of all rows: one product for all relations into a type."""
-        out, at = [], 0
-        for (kind, start, stop), drawn in zip(layout.targets, found.drawn, strict=True):
-            total, rows = self.alone(kind, own[start:stop]), slice(at, at + (stop - start) * len(drawn))
-            out.append(found.product(drawn, rows, total) if drawn else total)
-            at = rows.stop
+        out = found.product(self.each(), [self.alone(kind, own[a:b]) for kind, a, b in layout.targets])
         self.note(found.messages)
         return torch.cat(out)
 
@@ -362,11 +368,15 @@ class TypedTableValues(Values):
 
     def wide(self, weight: Tensor) -> Tensor:
         """A map of features as one of the table's rows: those of a narrower type end in zeros."""
-        extra = self._width() - weight.shape[-1]
-        return pad(weight, (0, extra)) if extra else weight
+        return widened_to(self._width(), weight)
 
     def formed(self) -> bool:
         return "h" in self.kept
+
+    def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        if self.formed():
+            return super().joined_each(kernels, sources)
+        return join_each(kernels, [cast(nn.Linear, self.encode.linear(kind)) for kind in sources], self._width())
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
         if self.formed():
@@ -458,11 +468,11 @@ class RelationsExact(Relations):
         if not known:  # nothing points to such nodes
             return None
         wide = max(x.shape[1] for x in known)
-        known = [pad(x, (0, wide - x.shape[1])) for x in known]
+        known = [widened_to(wide, x) for x in known]
 
-        def maps(r: int) -> tuple[Tensor | None, Tensor | None]:
-            w, bias = join(conv.each()[r].kernel(), values.of_relation(r, schema.relations[r][0]).encoder)
-            return pad(cast(Tensor, w), (0, wide - cast(Tensor, w).shape[1])), bias
+        def maps(kernels: Sequence[Tensor], drawn: Sequence[int]) -> tuple[Tensor, Tensor]:
+            of = [values.of_relation(r, schema.relations[r][0]).encoder for r in drawn]
+            return join_each(kernels, [encoder for encoder in of if encoder is not None], wide)
 
         sums, shared = (_side_by_side(each, some) for each in (known, weights))
         return RowSums(some, sums, maps, lambda: TypedMessages(block, []), lambda: shared.squeeze(1))
@@ -499,7 +509,9 @@ class RelationsSnapshot(Relations):
             sent = [(r, p, coef.index_select(0, p.edges)) for r, p in found]
             return TypedMessages(block, [Part(r, p.edges, Messages(p.block, c, changed)) for r, p, c in sent])
 
-        return RowSums(layout.drawn, sums, lambda r: (conv.each()[r].kernel(), None), messages, lambda: coef)
+        return RowSums(
+            layout.drawn, sums, lambda kernels, _: (torch.stack(list(kernels)), None), messages, lambda: coef
+        )
 
 
 def _side_by_side(each: Sequence[Tensor], drawn: Sequence[Sequence[int]]) -> Tensor:
