@@ -1,8 +1,13 @@
-"""What one GPU does: kernels, epochs of a Reddit-size graph, growth with batch and degree, accuracy, peers.
+"""What one GPU does: kernels, epochs of a Reddit-size graph, growth with batch and degree, accuracy, peers; epochs of a
+typed graph of ogbn-mag's size.
 
     python lab/benchmarks/gpu_epoch.py --parts kernels,epochs,growth,accuracy,methods,peers --out results.json
+    python lab/benchmarks/gpu_epoch.py --parts typed --out typed.json
 
-Parts are independent: one that fails leaves its traceback in the file and the others run.
+Parts are independent: one that fails leaves its traceback in the file and the others run. The typed part runs without a
+GPU, too, step by step and on a part of the graph, to see that it would run:
+
+    python lab/benchmarks/gpu_epoch.py --parts typed --device cpu --share 0.002 --out typed.json
 """
 
 from __future__ import annotations
@@ -25,13 +30,16 @@ import torch
 
 import adahop
 from adahop import capture, ops
+from adahop.block import Block, Seeds
 from adahop.config import Config
 from adahop.datasets.base import Dataset
+from adahop.features import TypedFeatures
 from adahop.graph import Graph
 from adahop.ops import Exp3Rule, Odds, Scratch, Sight, TrackRule, Weights, random
 from adahop.ops.drawing import cuda as drawing
 from adahop.ops.summing import cuda_rows
-from adahop.run import Run
+from adahop.run import Run, device_features
+from adahop.samplers.loop import Padded, sample
 from adahop_lab.bench import gpu_epoch
 from adahop_lab.bench.clock import take_turns
 
@@ -188,7 +196,7 @@ def updates(norm: Graph, stream: Any) -> dict[str, Any]:
                          rows + torch.arange(rows * 10, device=DEV).view(rows, 10)], 1).flatten()  # fmt: skip
         ends, state = (f.n_id, src, src), (node, visits.short(), mean[:1])
         out[f"track_{rows}"] = clock(
-            lambda: ops.track(ends, seen, energy, f.weight, state, TrackRule(0.2, 256, 50), scratch)  # noqa: B023
+            lambda: ops.track(ends, seen, energy, f.weight, state, TrackRule(0.2, 256, 50), scratch, n)  # noqa: B023
         )
     return out
 
@@ -206,25 +214,31 @@ def epoch_seconds(
     with capture.products(config.tf32):
         torch.manual_seed(0)
         run = Run(data, config, 0)
-        assert run.features is not None
+        if config.device == "cpu":
+            run.padded = Padded.fitted(run.sampler, bare=True, seeds=run.loader.nodes)
+            run.features = device_features(run.data.x, run.sampler, config)
+        assert run.features is not None, run.unpadded
         steps = capture.DeviceSteps(run, captured)
         seconds, losses = [], []
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(warm + timed):
-                torch.cuda.synchronize()
+                steps.finish()
                 began = time.perf_counter()
-                total = torch.zeros((), device=DEV)
+                total = torch.zeros((), device=config.device)
                 for loss, batch in steps:
                     total += loss * batch.batch_size
-                torch.cuda.synchronize()
+                steps.finish()
                 seconds.append(time.perf_counter() - began)
                 losses.append(float(total) / len(steps.nodes))
         got = {
             "seconds": statistics.median(seconds[warm:]), "all": seconds, "losses": losses,
             "captured": len(steps.recorded), "said": [str(w.message) for w in said],
-            "memory_GB": torch.cuda.max_memory_allocated() / 1e9, "options": {k: str(v) for k, v in options.items()},
+            "memory_GB": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+            "options": {k: str(v) for k, v in options.items()},
         }  # fmt: skip
+        if data.graph.types is not None:
+            got |= counted(run)
         if profile:
             got["profile"] = profiled(steps) if captured else host_profile(steps)
         if config.cache is not None:
@@ -316,6 +330,103 @@ def growth(data: Dataset) -> dict[str, Any]:
     return out
 
 
+# --- a typed graph ---------------------------------------------------------------------------------------------------
+
+PAPERS, AUTHORS, INSTITUTIONS, FIELDS = 736_389, 1_134_649, 8_740, 59_965
+MAG = {  # as many edges as ogbn-mag has
+    ("author", "affiliated with", "institution"): 1_043_998,
+    ("author", "writes", "paper"): 7_145_660,
+    ("paper", "cites", "paper"): 5_416_271,
+    ("paper", "has topic", "field"): 7_505_078,
+}
+MAG_WIDTH, MAG_CLASSES, MAG_TRAIN = 128, 349, 629_571
+
+
+def mag_like(share: float = 1.0, seed: int = 0) -> Any:
+    """Four types, four relations and their reverses, of ogbn-mag's sizes times `share`; a power law of both ends."""
+    g = torch.Generator().manual_seed(seed)
+    kinds = {"paper": PAPERS, "author": AUTHORS, "institution": INSTITUTIONS, "field": FIELDS}
+    counts = {kind: max(int(n * share), 10) for kind, n in kinds.items()}
+    edges: dict[tuple[str, str, str], torch.Tensor] = {}
+    for (source, name, target), many in MAG.items():
+        ends = [
+            (torch.rand(max(int(many * share), 50), generator=g).pow(1.5) * counts[kind]).long()
+            for kind in (source, target)
+        ]
+        edges[source, name, target] = torch.stack(ends)
+        edges[target, f"rev {name}", source] = torch.stack(ends[::-1])
+    n, papers = sum(counts.values()), counts["paper"]
+    order, train = torch.randperm(papers, generator=g), int(MAG_TRAIN / PAPERS * papers)
+    masks = [torch.zeros(n, dtype=torch.bool) for _ in range(3)]
+    for mask, some in zip(masks, (order[:train], order[train : train + papers // 10], order[train:]), strict=True):
+        mask[some] = True
+    x = {kind: torch.randn(many, MAG_WIDTH, generator=g) for kind, many in counts.items()}
+    graph = Graph.from_relations(counts, edges)
+    data = {
+        "graph": graph, "x": TypedFeatures(x, counts, graph.relations), "classes": MAG_CLASSES, "metric": "accuracy",
+        "y": torch.randint(MAG_CLASSES, (n,), generator=g), "name": "mag-like",
+        "train_mask": masks[0], "val_mask": masks[1], "test_mask": masks[2],
+    }  # fmt: skip
+
+    def moved(device: str) -> Any:
+        there = SimpleNamespace(**{k: v.to(device) if hasattr(v, "to") else v for k, v in data.items()})
+        there.to = lambda _: there
+        return there
+
+    return moved(DEV)
+
+
+def counted(run: Run) -> dict[str, Any]:
+    """Edges drawn in an epoch, and the slots that hold them: what lies below an empty slot is not counted."""
+    edges = slots = 0
+    with torch.no_grad():
+        for seeds in run.loader.seeds():
+            blocks = sample(run.sampler, Seeds(seeds), run.padded)
+            slots += sum(b.num_edges for b in blocks)
+            edges += drawn(blocks)
+            run.sampler.step += 1
+    return {"edges": int(edges), "slots": slots}
+
+
+def drawn(blocks: list[Block]) -> torch.Tensor:
+    live = torch.ones(blocks[-1].num_dst, dtype=torch.bool, device=blocks[-1].n_id.device)
+    total = torch.zeros((), dtype=torch.long, device=live.device)
+    for block in reversed(blocks):
+        used = (block.scale > 0) & live[block.dst]
+        total += used.sum()
+        live = torch.cat([live, live.new_zeros(block.num_src - block.num_dst)])
+        live[block.src[used]] = True
+    return total
+
+
+TYPED: dict[str, dict[str, Any]] = {
+    "rgcn uniform": {"method": "graphsage"},
+    "rgcn adahop": {"method": "adahop"},
+    "rgcn bs": {"method": "bs"},
+    "rgat uniform": {"method": "graphsage", "model": "rgat"},
+}
+
+
+def typed(share: float, only: str = "") -> dict[str, Any]:
+    """rgcn over a graph of ogbn-mag's size: hidden 64, half precision, batch 1,024, sizes 10,10 per relation."""
+    data, out = mag_like(share), {}
+    RESULT["typed_graph"] = f"{data.graph}, {MAG_WIDTH} features, {int(data.train_mask.sum())} training papers"
+    for name, options in TYPED.items():
+        if only and name not in only.split(","):
+            continue
+        for captured in (True, False) if DEV != "cpu" else (False,):
+            label = f"{name} {'captured' if captured else 'eager'}"
+            given = {"model": "rgcn", "hidden": 64, "half": True, "arch": "plain", "device": DEV, **options}
+            times = {"warm": 2, "timed": 5} if captured else {"warm": 1, "timed": 2}
+            out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, **times, **given))  # noqa: B023
+            if "edges" in out[label]:
+                out[label]["M_edges_s"] = out[label]["edges"] / out[label]["seconds"] / 1e6
+            note(label, out[label])
+            RESULT["typed"] = out
+            save()
+    return out
+
+
 # --- what it is worth ------------------------------------------------------------------------------------------------
 
 
@@ -390,22 +501,28 @@ def part(f: Any) -> Any:
 
 
 def note(name: str, got: Any) -> None:
-    short = {k: got[k] for k in ("seconds", "mean", "test", "hit_rate", "captured") if k in got} or str(got)[-400:]
+    short = {k: got[k] for k in ("seconds", "mean", "test", "hit_rate", "captured", "edges") if k in got} or str(got)[
+        -400:
+    ]
     print(name, short, flush=True)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", default="kernels,epochs,growth,peers,cached,methods")
     parser.add_argument("--out", default="gpu.json")
     parser.add_argument("--data", default=os.environ.get("ADAHOP_DATA", "data"))
     parser.add_argument("--device", default=DEV)
     parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    parser.add_argument("--share", type=float, default=1.0, help="of the typed graph's full size")
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args(words)
+    globals().update(DEV=given.device, PROFILE=given.profile)
     parts = given.parts.split(",")
     OUT.append(given.out)
     RESULT.update(
-        command="python " + " ".join(sys.argv), torch=torch.__version__, python=platform.python_version(),
+        command="python " + " ".join(sys.argv if words is None else [sys.argv[0], *words]),
+        torch=torch.__version__, python=platform.python_version(),
         adahop=adahop.__version__, device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     )  # fmt: skip
     if torch.cuda.is_available():
@@ -421,7 +538,7 @@ def main() -> None:
         "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),
         "growth": lambda: growth(data),
         "peers": lambda: peers(data), "cached": lambda: cached(data), "methods": methods,
-        "accuracy": lambda: accuracy(Path(given.data), given.device),
+        "accuracy": lambda: accuracy(Path(given.data), given.device), "typed": lambda: typed(given.share, given.only),
     }  # fmt: skip
     for name in parts:
         began = time.perf_counter()

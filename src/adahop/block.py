@@ -19,6 +19,36 @@ class Seeds(NamedTuple):
     label: Tensor | None = None  # [S] or [P]
 
 
+class Span(NamedTuple):
+    """Nodes of one type, side by side."""
+
+    kind: int  # the place of their type among the types
+    start: int
+    stop: int
+
+
+class RelationSlots(NamedTuple):
+    """The slots of one relation in a padded block of a typed graph."""
+
+    places: Tensor  # [D] its targets among the block's
+    edges: Tensor  # [D * slots] its slots among the block's
+    edge_index: Tensor  # [2, D * slots] their sources among the block's, their targets among its own
+    ptr: Tensor  # [D + 1]
+
+
+class SlotLayout(NamedTuple):
+    """How a padded block of a typed graph is laid out: known before anything is drawn, the same for every batch.
+
+    Of which type a node is and of which relation a slot depends on the place alone.
+    """
+
+    targets: tuple[Span, ...]
+    sources: tuple[Span, ...]  # of all nodes, the targets first
+    drawn: tuple[tuple[int, ...], ...]  # for each span of targets the relations of a target's rows, in their order
+    rows: Tensor  # [2, M] the source of each slot and its row
+    parts: tuple[RelationSlots, ...]  # one per relation of the graph
+
+
 class Block(NamedTuple):
     """Messages of one layer; the model owes sum over edges of weight * scale * h[src] to each target.
 
@@ -34,14 +64,15 @@ class Block(NamedTuple):
     scale: Tensor  # [M] the factor that makes the estimate unbiased
     ptr: Tensor  # [num_dst + 1]
     pos: Tensor  # [M] the edge's place in the graph's CSR: the address of per-edge state
-    slots: int = 0  # edges of every target where all have as many (the empty ones weigh 0, and nodes may repeat)
+    slots: int = 0  # edges of every row where all have as many (the empty ones weigh 0, and nodes may repeat)
     # of a graph with several relations, where a target has a row per relation, side by side:
-    row: Tensor | None = None  # [T] the graph's rows that were drawn from: the addresses of per-row state
+    row: Tensor | None = None  # [T] the graph's rows that were drawn from: addresses of per-row state; padded, -1: none
     row_ptr: Tensor | None = None  # [T + 1] row t's edges are row_ptr[t]:row_ptr[t + 1]
     relation: Tensor | None = None  # [T] the relation of each row
     target: Tensor | None = None  # [num_dst] global ids of the targets, where they are not the first of n_id
     # of a graph whose edges have features: a table per relation, with a row for each of its edges here, in their order
     attr: tuple[Tensor, ...] | None = None
+    layout: SlotLayout | None = None  # of a padded block of a typed graph
 
     @property
     def src(self) -> Tensor:
@@ -63,6 +94,14 @@ class Block(NamedTuple):
     @property
     def num_edges(self) -> int:
         return self.edge_index.shape[1]
+
+    def by_row(self) -> Block:
+        """The same edges with every row for a target of its own, where they are laid out in slots."""
+        assert self.layout is not None and self.row_ptr is not None and self.row is not None
+        return self._replace(
+            num_dst=self.row.numel(), edge_index=self.layout.rows, ptr=self.row_ptr, row=None, row_ptr=None,
+            relation=None, layout=None,
+        )  # fmt: skip
 
     def is_self(self) -> Tensor:
         """[M] whether the edge is a self-loop."""

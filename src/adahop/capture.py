@@ -146,15 +146,10 @@ def _restore(chance: Tensor) -> None:
 
 def steps(run: Run) -> Steps:
     """The steps of a run: on the device where its draws have a fixed shape, captured unless `capture` is False."""
-    wanted, cuda = run.config.capture, run.config.device.startswith("cuda")
-    why = None
-    if not cuda:
-        why = "it needs a CUDA device"
-    elif run.features is None:
-        why = "its method has no fixed fan-out, or Triton is not there"
-    elif run.sampler.syncs:
+    wanted, why = run.config.capture, run.unpadded
+    if why is None and run.sampler.syncs:
         why = "its policy reads from the device at every step"
-    elif not all(how.shaped for how in run.model.sums_kept()):
+    elif why is None and not all(how.shaped for how in run.model.sums_kept()):
         why = "its estimator reads all neighbours of every target, as many as they are"
     if why and wanted:
         warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {why}", stacklevel=2)

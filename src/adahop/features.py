@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 
 from adahop import ops
 from adahop.block import Block, Ungathered
@@ -23,6 +23,7 @@ from adahop.checks import InputError
 
 T = TypeVar("T")
 Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
+WIDER = 2  # times as many entries as the features have: the most that one table of all types may take
 
 
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -211,6 +212,10 @@ class Values:
         """(W E, W e), which apply to x; W itself where h is at hand."""
         return join(kernel, None if self._formed() else self.encoder)
 
+    def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """The same for several relations, which read these values from sources of these types, side by side."""
+        return torch.stack(list(kernels)), None
+
     def _unmapped(self) -> Tensor:
         return self.rows() if self._formed() else self.raw()
 
@@ -230,6 +235,18 @@ def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | Non
     return kernel @ encoder.weight, kernel @ encoder.bias
 
 
+def widened_to(wide: int, w: Tensor) -> Tensor:
+    """So many columns, zeros behind those that are there."""
+    return w if w.shape[-1] == wide else pad(w, (0, wide - w.shape[-1]))
+
+
+def join_each(kernels: Sequence[Tensor], encoders: Sequence[nn.Linear], wide: int) -> tuple[Tensor, Tensor]:
+    """(W E [R, out, wide], W e [R, out]) of several relations, by one product each; zeros behind a narrower E."""
+    w = torch.stack(list(kernels))
+    e = torch.stack([widened_to(wide, encoder.weight) for encoder in encoders])
+    return torch.bmm(w, e), torch.bmm(w, torch.stack([encoder.bias for encoder in encoders]).unsqueeze(2)).squeeze(2)
+
+
 def gathered(x: Tensor | Ungathered) -> Tensor:
     return x.gathered() if isinstance(x, Ungathered) else x
 
@@ -245,6 +262,14 @@ class Schema(NamedTuple):
     def starts(self) -> dict[str, int]:
         """The first id of each type."""
         return dict(zip(self.counts, accumulate(self.counts.values(), initial=0), strict=False))
+
+    def first(self, kind: int) -> int:
+        """The first id of a type, by its place among the types."""
+        return list(self.starts.values())[kind]
+
+    def into(self, kind: int) -> list[int]:
+        """The relations into a type, by its place among the types."""
+        return [r for r, (_, _, target) in enumerate(self.relations) if target == list(self.counts)[kind]]
 
     def kind_of(self, n_id: Tensor) -> Tensor:
         """Which type each node has, counted from 0."""
@@ -276,6 +301,24 @@ class TypedFeatures:
 
     def __len__(self) -> int:
         return sum(self.schema.counts.values())
+
+    def unjoined(self) -> str | None:
+        """Why the rows of all types cannot lie in one table; None: they can."""
+        widths, counts = self.schema.widths, self.schema.counts
+        if not all(widths.values()):
+            return "its types without features have learnt rows, which steps update as many as they read"
+        if len(self) * max(widths.values()) > WIDER * sum(n * widths[kind] for kind, n in counts.items()):
+            return "its types' features differ too much in width to lie in one table"
+        return None
+
+    def joined(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, widest] the rows of all types in one table, narrower ones with zeros behind them."""
+        wide = max(self.schema.widths.values())
+        tables = [x for x in self.tables.values() if x is not None]
+        out = torch.zeros(len(self), wide, dtype=dtype, device=tables[0].device)
+        for start, x in zip(self.schema.starts.values(), tables, strict=True):
+            out[start : start + len(x), : x.shape[1]] = x
+        return out
 
     def index_select(self, dim: int, n_id: Tensor) -> TypedRows:
         """Some rows, not gathered yet: which table a row lies in is known by its id."""

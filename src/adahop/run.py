@@ -17,7 +17,7 @@ from adahop.checkpoint import content_hash
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.distributed import team
-from adahop.features import Features, Schema
+from adahop.features import Features, Schema, TypedFeatures
 from adahop.graph import Graph
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
@@ -150,8 +150,9 @@ def assemble(
     return model, sampler
 
 
-def device_features(x: torch.Tensor, sampler: Sampler, config: Config) -> Features:
-    """The table that steps on a GPU read."""
+def device_features(x: torch.Tensor | TypedFeatures, sampler: Sampler, config: Config) -> Features:
+    """The table that steps on a GPU read; the types of a typed graph share one."""
+    x = x.joined(torch.float16 if config.half else torch.float32) if isinstance(x, TypedFeatures) else x
     x = x.half() if config.half else x
     if config.cache is None:
         return Features(x, config.device)
@@ -181,12 +182,13 @@ class Run:
         )
         self.model.learn_by_rows()
         self.optimizer.register_step_pre_hook(step_rows)
-        alone = self.team.size == 1  # ranks exchange numbered blocks
-        fixed = alone and config.device.startswith("cuda")
-        self.padded = Padded.of(self.sampler, bare=True) if fixed else None  # the blocks of steps on a GPU
+        nodes = self.data.train_mask.nonzero().flatten()
+        shape = self.fixed_shape(nodes)
+        self.unpadded = shape if isinstance(shape, str) else None  # why blocks of steps have no fixed shape
+        self.padded = None if isinstance(shape, str) else shape  # the blocks of steps on a GPU
         self.features = None if self.padded is None else device_features(self.data.x, self.sampler, config)
         rows = self.team.source(self.data, self.sampler)
-        nodes, lean = self.data.train_mask.nonzero().flatten(), rows is self.data
+        lean = rows is self.data
         self.loader = Loader(rows, self.sampler, nodes, config.batch_size, prefetch=config.prefetch, lean=lean)
         self.average = Average(self.model, config.average)
         self.race = self._race()
@@ -198,6 +200,20 @@ class Run:
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
         self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds
         self.team.share(self)
+
+    def fixed_shape(self, nodes: Tensor) -> Padded | str:
+        """Blocks of a fixed shape for these seeds, which a CUDA graph can hold; or why there are none."""
+        if not self.config.device.startswith("cuda"):
+            return "it needs a CUDA device"
+        if self.team.size > 1:  # ranks exchange numbered blocks
+            return "it runs in several processes"
+        if not ops.pads(self.sampler.graph.indptr):
+            return "Triton is not there"
+        if not self.model.pads:
+            return f"the layers of {self.config.model} read all relations of a target together"
+        x = self.data.x
+        why = x.unjoined() if isinstance(x, TypedFeatures) else None
+        return why or Padded.fitted(self.sampler, bare=True, seeds=nodes)
 
     def _race(self) -> Race | None:
         """The race of noise="auto", where there is a dial and time for it."""
@@ -248,7 +264,7 @@ class Run:
     def renew(self) -> None:
         """Renew the message norms of a GPU's first layer, which sums raw features and never forms the messages."""
         if self.features is not None and self.sampler.listens and self.model.memory(0) is None:
-            self.features.renew(self.model.first_norms)
+            self.model.renew(self.features)
 
     def closed(self, scores: dict[str, float]) -> dict[str, Any]:
         """An epoch is over and was judged: its row of the history. The best on validation is kept."""

@@ -205,6 +205,7 @@ class Conv(nn.Module):
     """
 
     attends = False  # whether a_ij comes from scores of both ends, see `Attention`
+    fixed = False  # whether it is W times the sum of a_ij h_j, and `rest`, and nothing else
     reads_own = True  # whether the target's own h has a part in the scores or in `update`
     ends_width = 1  # numbers that an end of an edge brings to its score
 
@@ -422,6 +423,16 @@ class ExactSum(OnGraph, Sum):
             if self.spread is not None:
                 self.spread[row] = square.sqrt_()
 
+    def at(self, row: Tensor, share: float) -> Tensor:
+        """Some rows of sums, and what dropping a share of the inputs adds to them."""
+        sums = ops.table_rows(self.sums, row)
+        if not share:
+            return sums
+        if self.spread is None:
+            raise InputError("`dropout` must be set before `remember`, got an exact first layer made without it")
+        size = ops.table_rows(self.spread, row)
+        return torch.addcmul(sums, size, torch.randn_like(size), value=deviation(share))
+
     def moved(self) -> None:
         """On a GPU nothing waits: a captured step cannot."""
         if self.left and not ops.may_wait(self.x):
@@ -439,12 +450,7 @@ class ExactSum(OnGraph, Sum):
         if self.left:
             self.form(nodes)
         row = nodes if self.seen is None else self.seen.row[nodes].long()
-        sums = ops.table_rows(self.sums, row)
-        if values.share:
-            if self.spread is None:
-                raise InputError("`dropout` must be set before `remember`, got an exact first layer made without it")
-            size = ops.table_rows(self.spread, row)
-            sums = torch.addcmul(sums, size, torch.randn_like(size), value=deviation(values.share))
+        sums = self.at(row, values.share)
 
         def total(kernel: Tensor | None, rest: Tensor | None = None) -> Tensor:
             kernel, bias = join(kernel, values.encoder)

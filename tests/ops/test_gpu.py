@@ -19,11 +19,12 @@ from adahop.features import Features
 from adahop.graph import Graph
 from adahop.methods import METHODS, make
 from adahop.ops import Odds, random, segment_sum
-from adahop.run import Run
+from adahop.run import Run, device_features
 from adahop.samplers.loop import Padded
 from adahop.watcher import watch
 
 from conftest import messy_graph, star, toy_data  # isort: skip
+from typed_graphs import typed_data  # isort: skip
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -297,13 +298,178 @@ def test_tracked_learns_what_the_reference_learns(monkeypatch):
     assert torch.allclose(ours["level"], true["level"], rtol=0.35)
 
 
-def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False, dropout: float = 0.0, **options):
+# --- typed graphs ----------------------------------------------------------------------------------------------------
+
+
+def typed_block(method: str, seeds=tuple(range(3, 40, 4)), **options):
+    """A sampler over a typed graph, and a padded block of it in which some rows are none and some come twice."""
+    sampler = make(method, typed_data().graph.normalized("row", False), [3, 2], seed=4, **options).to(DEVICE)
+    seeds = torch.tensor(seeds, device=DEVICE)
+    padded = Padded.of(sampler, seeds=seeds)
+    assert padded is not None
+    block = sampler.sample(seeds, padded)[0]
+    assert bool((block.row == -1).any()) and block.row.unique().numel() < block.row.numel()
+    return sampler, block
+
+
+@pytest.mark.parametrize("how", ["multinomial", "systematic", "depround"])
+@pytest.mark.parametrize("odds", ["uniform", "node"])
+def test_rows_that_are_none_stay_empty(how, odds):
+    """A draw over all rows of a typed hop, by kernels and by the reference."""
+    sampler, block = typed_block("graphsage")
+    g, node = sampler.graph, torch.rand(sampler.graph.num_sources, generator=torch.Generator().manual_seed(1)) + 0.1
+    law = Odds() if odds == "uniform" else Odds(node=node.to(DEVICE), eta=0.05, shift=g.shift)
+    blank = torch.arange(block.row.numel(), device=DEVICE) % 7
+    rows, loops = ops.Rows(block.row), g.edges.loops
+    ours, true = (
+        f(g.edges, rows, blank, 3, loops, how, law, random.key(2)) for f in (ops.padded, ops.padded.reference)
+    )
+    none = (block.row == -1).repeat_interleave(3 + loops)
+    assert not bool((ours.scale[none] != 0).any()) and bool((ours.prob[none] == 1).all())
+    assert torch.equal(ours.n_id[ours.rows :].view(-1, 3)[block.row == -1], blank[block.row == -1, None].expand(-1, 3))
+    wide = (-1, 3 + loops)
+    assert torch.equal((ours.scale > 0).view(wide).sum(1), (true.scale > 0).view(wide).sum(1))
+    if odds == "uniform" and how != "depround":
+        assert torch.equal(ours.pos, true.pos) and torch.allclose(ours.scale, true.scale)
+    elif how == "multinomial":
+        assert (ours.pos == true.pos).double().mean() > 0.97
+
+
+def first_copies(block):
+    """The used slots of a padded block's rows, each row once and none that is none: (its rows, which slots)."""
+    rows, slots = block.row.tolist(), block.slots
+    keep = [t for t, row in enumerate(rows) if row >= 0 and rows.index(row) == t]
+    used = torch.zeros(block.num_edges, dtype=torch.bool)
+    for t in keep:
+        used[t * slots : (t + 1) * slots] = block.scale[t * slots : (t + 1) * slots].cpu() > 0
+    many = torch.stack([used[t * slots : (t + 1) * slots].sum() for t in keep])
+    return torch.tensor(keep), used, ops.pointer(many)
+
+
+def test_a_typed_bandit_learns_from_every_row_once():
+    sampler, block = typed_block("bs")
+    energy = torch.rand(block.num_edges, generator=torch.Generator().manual_seed(0)) * (block.scale.cpu() > 0)
+    before = {k: v.clone().cpu() for k, v in sampler.policy.state_dict().items()}
+    sampler.policy.update(0, block, energy.to(DEVICE))
+    state = {k: v.cpu() for k, v in sampler.policy.state_dict().items()}
+    other = make("bs", sampler.graph.to("cpu"), [3, 2])
+    keep, used, ptr = first_copies(block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADAHOP_REFERENCE", "1")
+        other.policy.load_state_dict(before)
+        whole = block._replace(
+            row=block.row.cpu()[keep], row_ptr=ptr, slots=0,
+            **{k: getattr(block, k).cpu()[used] for k in ("pos", "prob", "scale")},
+        )  # fmt: skip
+        other.policy.update(0, whole, energy[used])
+        again = make("bs", sampler.graph.to("cpu"), [3, 2])  # the reference knows slots, too
+        here = [t.cpu() if torch.is_tensor(t) else t for t in block[:13]]
+        again.policy.update(0, type(block)(*here), energy)
+    want = other.policy.state_dict()
+    for name, value in again.policy.state_dict().items():
+        assert torch.allclose(want[name].double(), value.double(), rtol=1e-4), name
+    assert float((want["arms.weight"] - 1).abs().max()) > 0.01
+    for name, value in want.items():
+        assert torch.allclose(state[name].double(), value.double(), rtol=1e-3, atol=1e-5), name
+
+
+def test_tracked_norms_of_relations_and_sources():
+    """Of each (relation, source) the mean of what its messages said, over the rows of the block, each once."""
+    sampler, block = typed_block("adahop")
+    types, energy = sampler.graph.types, torch.rand(block.num_edges, generator=torch.Generator().manual_seed(0)) + 0.5
+    sampler.policy.update(0, block, energy.to(DEVICE))
+    keep, used, ptr = first_copies(block)
+    used &= ~block.is_self().cpu()
+    row = block.row.cpu().repeat_interleave(block.slots)[used]
+    pair = (block.n_id[block.src].cpu()[used] + types.shift.cpu()[row]).tolist()
+    factor = (block.weight * block.scale).cpu()[used]
+    told: dict[int, list[float]] = {}
+    for at, value in zip(pair, (energy[used] / factor.square()).tolist(), strict=True):
+        told.setdefault(at, []).append(value)
+    mean = {at: sum(values) / len(values) for at, values in told.items()}
+    level = sum(mean.values()) / len(mean)
+    square, visits = sampler.policy.square[0].cpu(), sampler.policy.visits[0].cpu()
+    assert float(sampler.policy.level[0]) == pytest.approx(level, rel=1e-4)
+    assert set(visits.nonzero().flatten().tolist()) == set(mean) and keep.numel() == ptr.numel() - 1
+    for at, value in mean.items():
+        assert float(square[at]) == pytest.approx(1.0 + 0.5 * (value / level - 1.0), rel=1e-3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADAHOP_REFERENCE", "1")
+        again = make("adahop", sampler.graph.to("cpu"), [3, 2])
+        again.policy.update(0, type(block)(*[t.cpu() if torch.is_tensor(t) else t for t in block[:13]]), energy)
+    assert torch.allclose(again.policy.square[0], square, rtol=1e-4)
+    assert torch.equal(again.policy.visits[0], visits)
+
+
+def test_tracked_norms_of_a_compact_typed_block():
+    """More rows than (relation, source) pairs: a row, not a source, is what learns once."""
+    sampler = make("adahop", typed_data().graph.normalized("row", False), [1], seed=4).to(DEVICE)
+    (block,) = sampler.sample(torch.arange(0, 40, device=DEVICE))
+    pairs = block.n_id[block.src] + sampler.graph.types.shift[block.row].repeat_interleave(block.row_ptr.diff())
+    assert block.row.numel() > pairs.unique().numel() + 1
+    energy = torch.rand(block.num_edges, generator=torch.Generator().manual_seed(0)) + 0.5
+    sampler.policy.update(0, block, energy.to(DEVICE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADAHOP_REFERENCE", "1")
+        again = make("adahop", sampler.graph.to("cpu"), [1])
+        again.policy.update(0, type(block)(*[t.cpu() if torch.is_tensor(t) else t for t in block[:13]]), energy)
+    assert torch.equal(sampler.policy.visits.cpu(), again.policy.visits)
+    assert torch.allclose(sampler.policy.square.cpu(), again.policy.square, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"), [("rgcn", "graphsage"), ("rgat", "graphsage"), ("rgcn", "s-gcn"), ("rgcn", "adahop")]
+)
+def test_typed_steps_are_the_cpu_s_steps(monkeypatch, model, method):
+    """Draws by uniform odds are equal, so the losses are."""
+    options = {"model": model, "method": method, "tf32": False, "noise": 0.0, "data": typed_data()}
+    if method == "adahop":
+        options["method_options"] = {"policy": "uniform"}
+    ours, true = (losses(k, monkeypatch, **options) for k in (True, False))
+    assert len(ours) == 3 and ours == pytest.approx(true, rel=2e-3)
+
+
+@pytest.mark.parametrize("method", ["bs", "adahop"])
+def test_typed_steps_learn(monkeypatch, method):
+    """Two epochs of a learned policy on padded blocks: energies reach it, and the losses stay those of training."""
+    out = losses(True, monkeypatch, epochs=2, model="rgcn", method=method, noise=0.0, data=typed_data())
+    assert len(out) == 6 and all(0 < loss < 3 for loss in out)
+
+
+@on_cuda
+@pytest.mark.parametrize("model", ["rgcn", "rgat"])
+@pytest.mark.parametrize("method", ["graphsage", "bs", "adahop", "s-gcn"])
+def test_captured_typed_steps_are_the_eager_steps(monkeypatch, method, model):
+    if model == "rgat" and method in ("adahop", "s-gcn"):
+        pytest.skip("attention over all neighbours has no fixed shape")
+    options = {"epochs": 3, "dropout": 0.1, "method": method, "model": model, "noise": 0.0}
+    one, other = (losses(True, monkeypatch, capture_it=c, data=typed_data(), **options) for c in (True, False))
+    assert one == pytest.approx(other, rel=1e-3)
+
+
+@on_cuda
+def test_learnt_rows_of_a_typed_graph_run_eagerly():
+    data = typed_data(bare=True)
+    data.to = lambda device: moved(data, device)
+    with pytest.warns(UserWarning, match="cannot be captured .* learnt rows"):
+        result = fit(
+            data, model="rgcn", method="graphsage", sizes=(2, 2), hidden=8, epochs=2, device="cuda", capture=True
+        )
+    assert result.epochs == 2
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def losses(
+    kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False, dropout: float = 0.0, data=None, **options
+):
     if not kernels:
         monkeypatch.delenv("ADAHOP_TRITON")
     config = Config(sizes=(2, 2), hidden=8, batch_size=7, dropout=dropout, epochs=epochs, **options,
                     device=DEVICE if kernels else "cpu")  # fmt: skip
     torch.manual_seed(0)
-    data = toy_data(nodes=30)
+    data = toy_data(nodes=30) if data is None else data
     data.to = lambda device: moved(data, device)
     run = Run(data, config, 0)
     if not kernels:
@@ -311,9 +477,9 @@ def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False
         monkeypatch.setenv("ADAHOP_TRITON", "1")
         return out
     if run.features is None:
-        run.padded = Padded.of(run.sampler, bare=True)
+        run.padded = Padded.of(run.sampler, bare=True, seeds=run.loader.nodes)
         assert run.padded is not None
-        run.features = Features(run.data.x, DEVICE)
+        run.features = device_features(run.data.x, run.sampler, config)
     steps = capture.DeviceSteps(run, capture_it)
     out = [float(loss) for _ in range(epochs) for loss, _ in steps]
     assert not capture_it or len(steps.recorded) > 1
@@ -321,7 +487,7 @@ def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False
 
 
 def moved(data, device):
-    parts = {k: v.to(device) if k == "graph" or torch.is_tensor(v) else v for k, v in vars(data).items() if k != "to"}
+    parts = {k: v.to(device) if hasattr(v, "to") else v for k, v in vars(data).items() if k != "to"}
     return SimpleNamespace(**parts)
 
 

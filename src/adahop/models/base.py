@@ -13,7 +13,7 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block, nothing
 from adahop.checks import InputError, between, count, of_kind, one_of, room_for
-from adahop.features import TableValues, Values, mapped
+from adahop.features import Features, TableValues, Values, mapped
 from adahop.graph import Graph
 from adahop.models.whole import Filled, from_all, in_pieces
 from adahop.ops import ranges
@@ -46,6 +46,7 @@ class GNN(nn.Module):
     weights = "fixed"  # how a_ij comes about, see `adahop.methods`
     estimators: tuple[str, ...] = ESTIMATORS  # that it has sums for
     typed = False  # whether it is a model over nodes of several types, with several relations
+    pads = True  # whether its layers take padded blocks
     activation = "relu"  # of arch="plain"; the residual skeleton has tanh
 
     def __init__(
@@ -171,6 +172,10 @@ class GNN(nn.Module):
         conv = self.layers()[0]
         norm = Values(x, self.encoder).norms(conv.kernel() if conv.narrows() else None)
         return norm if norm.dim() == 1 else norm.mean(1)
+
+    def renew(self, table: Features) -> None:
+        """Renew the message norms of a first layer that sums raw features of a table and never forms its messages."""
+        table.renew(self.first_norms)
 
     def learn_by_rows(self) -> None:
         """From now on tables of learnt rows, if any, have sparse gradients: see `adahop.step.step_rows`."""

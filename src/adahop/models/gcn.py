@@ -16,6 +16,7 @@ class GCNConv(Conv):
     """W sum a_ij h_j + b; with features of edges, sum a_ij (W h_j + U e_ij) + b."""
 
     reads_own = False
+    fixed = True
 
     def __init__(self, inputs: int, outputs: int, edges: int = 0):
         super().__init__()
@@ -41,6 +42,8 @@ class GCN(GNN):
 
 class SAGEConv(Conv):
     """W1 h_i + W2 mean of h_j + b; with features of edges, W1 h_i + mean of (W2 h_j + U e_ij) + b."""
+
+    fixed = True
 
     def __init__(self, inputs: int, outputs: int, edges: int = 0):
         super().__init__()

@@ -234,6 +234,7 @@ class HGT(TypedGNN):
     """Heterogeneous graph transformer (Hu et al. 2020), any number of heads."""
 
     weights = "relations"
+    pads = False
     estimators = ("plain", "history", "snapshot", "exact", "exact+history", "exact+snapshot")
 
     def __init__(self, inputs: Schema, hidden: int, outputs: int, heads: int = 4, **options: Any):

@@ -9,10 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from adahop.block import Block
+from adahop import ops
+from adahop.block import Block, SlotLayout, Span
 from adahop.checks import InputError, count, of_kind, one_of
-from adahop.features import Schema, TypedFeatures, TypedRows, Values, gather
+from adahop.features import (
+    Features,
+    Schema,
+    TableValues,
+    TypedFeatures,
+    TypedRows,
+    Values,
+    gather,
+    join_each,
+    mapped,
+    shares,
+    widened_to,
+)
 from adahop.graph import Graph
+from adahop.history import History
 from adahop.messages import Messages, Part, TypedMessages
 from adahop.models.base import GNN, Parts
 from adahop.models.gat import GATConv
@@ -20,7 +34,19 @@ from adahop.models.gcn import GCNConv, SAGEConv
 from adahop.models.whole import in_pieces
 from adahop.ops import pointer, segment_of
 from adahop.seams import NodeBatch
-from adahop.sum import PLAIN, Conv, ExactRows, Sum, Variate, edge_map, sum_of_all, sum_with_variate
+from adahop.sum import (
+    PLAIN,
+    ControlVariate,
+    Conv,
+    ExactRows,
+    ExactSum,
+    Sum,
+    Variate,
+    dropped_part,
+    edge_map,
+    sum_of_all,
+    sum_with_variate,
+)
 from adahop.typed import Relation
 
 
@@ -34,6 +60,8 @@ class Slice(NamedTuple):
 
 def sliced(block: Block, schema: Schema) -> list[Slice]:
     """A block relation by relation. Sources keep their places, so that all slices read the same values."""
+    if block.layout is not None:
+        return [_slots(block, *part) for part in block.layout.parts]
     kind = schema.kind_of(block.targets)
     if block.relation is None or block.row_ptr is None:
         assert block.num_edges == 0, "drawn edges have rows, and rows have relations"
@@ -58,6 +86,16 @@ def sliced(block: Block, schema: Schema) -> list[Slice]:
         part = part._replace(target=block.targets[places], attr=block.attr and (block.attr[len(out)],))
         out.append(Slice(part, places, edges))
     return out
+
+
+def _slots(block: Block, places: Tensor, edges: Tensor, edge_index: Tensor, ptr: Tensor) -> Slice:
+    """The slots of one relation of a padded block."""
+    e_id, weight, prob, scale, pos = (
+        t.index_select(0, edges) for t in (block.e_id, block.weight, block.prob, block.scale, block.pos)
+    )
+    part = Block(block.n_id, places.numel(), edge_index, e_id, weight, prob, scale, ptr, pos)
+    slots = block.slots if edges.numel() else 0
+    return Slice(part._replace(slots=slots, target=block.targets.index_select(0, places)), places, edges)
 
 
 class TypedEncoder(nn.Module):
@@ -97,11 +135,47 @@ class TypedEncoder(nn.Module):
         return torch.empty_like(done).index_put((torch.cat(order),), done)
 
 
+def by_span(maps: nn.ModuleList, h: Tensor, spans: Iterable[Span]) -> Tensor:
+    """Every row through the map of its type, where rows of a type lie side by side."""
+    return torch.cat([maps[kind](h[start:stop]) for kind, start, stop in spans])
+
+
 def per_type(maps: nn.ModuleList, h: Tensor, kinds: Tensor) -> Tensor:
     """Every row through the map of its type."""
     places = [(kinds == i).nonzero().flatten() for i in range(len(maps))]
     done = torch.cat([each(h[p]) for each, p in zip(maps, places, strict=True)])
     return torch.empty_like(done).index_put((torch.cat(places),), done)
+
+
+class RowSums(NamedTuple):
+    """Sums of a_ij h_j for all rows of a padded block, those of a target side by side; or of raw features.
+
+    So sum_r W_r s_r is [W_1 W_2 ...] times all sums of a target: one product, where each relation has the same width.
+    """
+
+    drawn: Sequence[Sequence[int]]  # for each span of targets the relations of a target's rows, in their order
+    sums: Tensor  # [T, width]
+    maps: Callable[[Sequence[Tensor], Sequence[int]], tuple[Tensor, Tensor | None]]  # see `Values.joined_each`
+    messages: Callable[[], TypedMessages]
+    weights: Callable[[], Tensor]  # [T] the sums of the coefficients
+
+    def product(self, convs: Sequence[Conv], rest: Sequence[Tensor]) -> list[Tensor]:
+        """rest + sum over the drawn relations of W_r times their sums, for each span of targets."""
+        every = [r for drawn in self.drawn for r in drawn]
+        if not every:
+            return list(rest)
+        w, b = self.maps([convs[r].kernel() for r in every], every)
+        w, weights, out = ops.widened(w, self.sums), None if b is None else self.weights(), []
+        first = row = 0
+        for drawn, total in zip(self.drawn, rest, strict=True):
+            these, rows = slice(first, first + len(drawn)), slice(row, row + len(total) * len(drawn))
+            if drawn and b is not None and weights is not None:
+                total = torch.addmm(total, weights[rows].view(-1, len(drawn)), b[these])
+            if drawn:
+                total = mapped(self.sums[rows].view(len(total), -1), w[these].transpose(0, 1).flatten(1), total)
+            out.append(total)
+            first, row = these.stop, rows.stop
+        return out
 
 
 class RelationalConv(Conv):
@@ -120,7 +194,13 @@ class RelationalConv(Conv):
     def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
-        out = per_type(self.own, own, self.schema.kind_of(block.targets))
+        if block.layout is None:
+            out = per_type(self.own, own, self.schema.kind_of(block.targets))
+        else:
+            found = self.by_rows(values, block, how)
+            if found is not None:
+                return self.grouped(own, block.layout, found)
+            out = by_span(self.own, own, block.layout.targets)
         noted: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.places.numel() == 0:
@@ -130,6 +210,53 @@ class RelationalConv(Conv):
             conv.listeners = [_noted(noted, r, part.edges)] if self.listeners else []
             out = out.index_add(0, part.places, conv(brought, own[part.places], part.block, form))
         self.note(lambda: TypedMessages(block, noted))
+        return out
+
+    def by_rows(self, values: Values, block: Block, how: Sum) -> RowSums | None:
+        """The sums of all rows of a padded block where one product can follow them; else None."""
+        if not all(conv.fixed and conv.edge is None for conv in self.each()):
+            return None
+        return self.plain_rows(values, block) if how is PLAIN else cast(Relations, how).by_rows(self, values, block)
+
+    def plain_rows(self, values: Values, block: Block) -> RowSums:
+        """The plain sums of all rows of a padded block, and their messages."""
+        rows, coef = block.by_row(), block.weight * block.scale
+        assert block.layout is not None
+        if self.listeners:
+            values.rows()  # messages are measured from h
+        return RowSums(
+            block.layout.drawn,
+            values.summed(rows, coef),
+            lambda kernels, drawn: values.joined_each(kernels, [self.schema.relations[r][0] for r in drawn]),
+            lambda: TypedMessages(block, self.measured(values, coef, block)),
+            lambda: shares(rows, coef),
+        )
+
+    def grouped(self, own: Tensor, layout: SlotLayout, found: RowSums) -> Tensor:
+        """The layer from sums of all rows: one product for all relations into a type."""
+        out = found.product(self.each(), [self.alone(kind, own[a:b]) for kind, a, b in layout.targets])
+        self.note(found.messages)
+        return torch.cat(out)
+
+    def alone(self, kind: int, own: Tensor) -> Tensor:
+        """What targets of a type get whatever is drawn: their own map, and what each relation adds to its sum."""
+        first = cast(nn.Linear, self.own[kind])
+        rest: Tensor = first.bias
+        for r in self.schema.into(kind):
+            added = self.each()[r].rest(own)
+            rest = rest if added is None else rest + added
+        return mapped(own, first.weight, rest)
+
+    def measured(self, values: Values, coef: Tensor, block: Block) -> list[Part]:
+        """The messages of a plain sum, relation by relation."""
+        out: list[Part] = []
+        for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
+            if part.edges.numel():
+                kernel, brought = conv.kernel(), values.of_relation(r, self.schema.relations[r][0])
+                sent = Messages(
+                    part.block, coef.index_select(0, part.edges), brought, kernel if conv.narrows() else None
+                )
+                out.append(Part(r, part.edges, sent))
         return out
 
 
@@ -210,6 +337,81 @@ class _FromType(Values):
         return gather(self.rows(), block, coef)
 
 
+class TypedTableValues(Values):
+    """The same over one table of all types' features: sums are formed of raw features where they lie, and an encoder
+    joins the map of each relation, unless h itself is read."""
+
+    def __init__(self, table: Features, block: Block, encode: TypedEncoder, share: float = 0.0):
+        super().__init__(table.value, share=share)
+        assert block.layout is not None
+        self.table, self.n_id, self.encode, self.spans = table, block.n_id, encode, block.layout.sources
+        self.dropped = table.drop(share) if share else None
+
+    def _from(self, source: str) -> Values:
+        return _FromTable(self, self.encode.linear(source))
+
+    def raw(self, many: int | None = None) -> Tensor:
+        return self.rows(many)
+
+    def rows(self, many: int | None = None) -> Tensor:
+        if many is None or many == self.n_id.numel() or "h" in self.kept:
+            return self.once("h", lambda: self._read(self.n_id.numel()))[:many]
+        return self._read(many)
+
+    def _read(self, many: int) -> Tensor:
+        x, out = self.table.rows(self.n_id[:many], self.dropped), []
+        for kind, start, stop in self.spans:
+            if start < many:
+                encoder = cast(nn.Linear, self.encode.each[kind])
+                out.append(mapped(x[start : min(stop, many)], self.wide(encoder.weight), encoder.bias))
+        return torch.cat(out)
+
+    def wide(self, weight: Tensor) -> Tensor:
+        """A map of features as one of the table's rows: those of a narrower type end in zeros."""
+        return widened_to(self._width(), weight)
+
+    def formed(self) -> bool:
+        return "h" in self.kept
+
+    def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        if self.formed():
+            return super().joined_each(kernels, sources)
+        return join_each(kernels, [cast(nn.Linear, self.encode.linear(kind)) for kind in sources], self._width())
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        if self.formed():
+            return gather(self.rows(), block, coef)
+        return self.table.sum(block, coef.unsqueeze(1), self.dropped).squeeze(1)
+
+
+class _FromTable(TableValues):
+    """The values of all nodes, with the map that made those of one type."""
+
+    def __init__(self, values: TypedTableValues, linear: nn.Linear | None):
+        super().__init__(values.table, values.n_id, linear)
+        self.values, self.share, self.dropped = values, values.share, values.dropped
+
+    def rows(self, many: int | None = None) -> Tensor:
+        return self.values.rows(many)
+
+    def _formed(self) -> bool:
+        return self.values.formed()
+
+    def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        w, bias = super().joined(kernel)
+        return (w if w is None or self._formed() else self.values.wide(w)), bias
+
+    def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
+        return Values(self.rows()).dot(v) if self._formed() else super().dot(v, block)
+
+    def summed(self, block: Block, coef: Tensor) -> Tensor:
+        return gather(self.rows(), block, coef) if self._formed() else super().summed(block, coef)
+
+    @torch.no_grad()
+    def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
+        return Values(self.rows()).energies(block, coef, kernel)
+
+
 class Relations(Sum):
     """A memory for each relation of a layer; the dial is one for all."""
 
@@ -218,7 +420,7 @@ class Relations(Sum):
     def __init__(self, parts: Sequence[Sum], noise: float, device: torch.device):
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.draws, self.shaped = any(p.draws for p in parts), False
+        self.draws, self.shaped = any(p.draws for p in parts), all(p.shaped for p in parts)
         self.parted = any(p.parted for p in parts)
         self.register_buffer("noise", torch.tensor(noise, device=device), persistent=False)
 
@@ -232,6 +434,10 @@ class Relations(Sum):
             part.noise = self.noise
         return part
 
+    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        """The sums of all rows of a padded block, where they are formed together; None: relation by relation."""
+        return None
+
     def refresh(self, h: Tensor, conv: RelationalConv, passed: bool) -> None:  # type: ignore[override]
         for part, each in zip(self.parts, conv.each(), strict=True):
             cast(Sum, part).refresh(h, each, passed)
@@ -242,6 +448,80 @@ class Relations(Sum):
 
     def _remembered(self) -> dict[str, Tensor]:
         return {**super()._remembered(), "noise": self.noise}
+
+
+class RelationsExact(Relations):
+    """The first layer's sums over all neighbours, of fixed weights and raw features, for each relation."""
+
+    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        parts, schema, layout = [cast(ExactSum, p) for p in self.parts], conv.schema, block.layout
+        assert layout is not None
+        if any(p.seen is not None for p in parts):  # on the CPU rows are formed one by one
+            return None
+        some = [[r for r in schema.into(kind) if parts[r].graph.num_edges] for kind, _, _ in layout.targets]
+        known, weights = [], []
+        for span, relations in zip(layout.targets, some, strict=True):
+            nodes = block.targets[span.start : span.stop] - schema.first(span.kind)
+            for r in relations:
+                known.append(parts[r].at(nodes, values.share))
+                weights.append(parts[r].weights.index_select(0, nodes))
+        if not known:  # nothing points to such nodes
+            return None
+        wide = max(x.shape[1] for x in known)
+        known = [widened_to(wide, x) for x in known]
+
+        def maps(kernels: Sequence[Tensor], drawn: Sequence[int]) -> tuple[Tensor, Tensor]:
+            of = [values.of_relation(r, schema.relations[r][0]).encoder for r in drawn]
+            return join_each(kernels, [encoder for encoder in of if encoder is not None], wide)
+
+        sums, shared = (_side_by_side(each, some) for each in (known, weights))
+        return RowSums(some, sums, maps, lambda: TypedMessages(block, []), lambda: shared.squeeze(1))
+
+
+class RelationsSnapshot(Relations):
+    """Control variates from one snapshot H for all relations, each with its own sums of it."""
+
+    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        parts, schema, layout = [cast(ControlVariate, p) for p in self.parts], conv.schema, block.layout
+        assert layout is not None
+        if any(p.missing is not None for p in parts):
+            return None
+        mean = values if values.mean is None else values.mean
+        rows, coef, trust = block.by_row(), block.weight * block.scale, 1.0 - self.noise
+        known = []
+        for span, relations in zip(layout.targets, layout.drawn, strict=True):
+            nodes = block.targets[span.start : span.stop] - schema.first(span.kind)
+            known += [cast(History, parts[r].sums).value.index_select(0, nodes) for r in relations]
+        if not known:
+            return None
+
+        def formed() -> tuple[Tensor, Values]:
+            change, square = parts[0].history.change(block.n_id, mean.rows(), trust)
+            base = _side_by_side(known, layout.drawn)
+            return gather(change, rows, coef, (base, None, trust)), Values(change, square=square)
+
+        sums, changed = mean.once("rows formed", formed)  # the mean goes on to the next layer
+        if mean is not values:
+            sums = sums + dropped_part(values, rows, coef)
+
+        def messages() -> TypedMessages:
+            found = [(r, part) for r, part in enumerate(sliced(block, schema)) if part.edges.numel()]
+            sent = [(r, p, coef.index_select(0, p.edges)) for r, p in found]
+            return TypedMessages(block, [Part(r, p.edges, Messages(p.block, c, changed)) for r, p, c in sent])
+
+        return RowSums(
+            layout.drawn, sums, lambda kernels, _: (torch.stack(list(kernels)), None), messages, lambda: coef
+        )
+
+
+def _side_by_side(each: Sequence[Tensor], drawn: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of one relation after the other as rows of one target after the other, span by span."""
+    left, out = list(each), []
+    for relations in drawn:
+        if relations:
+            here, left = left[: len(relations)], left[len(relations) :]
+            out.append(torch.stack(here, 1).flatten(0, 1))
+    return torch.cat(out)
 
 
 class TypedGNN(GNN):
@@ -269,7 +549,13 @@ class TypedGNN(GNN):
         return Schema({"node": 1}, {"node": 1}, (("node", "to", "node"),))
 
     def read(self, batch: NodeBatch, share: float) -> Values:
+        table = getattr(batch, "features", None)
+        if table is not None:
+            return TypedTableValues(table, batch.blocks[0], self.encode, share)
         return TypedValues(batch.x, self.encode, share)
+
+    def renew(self, table: Features) -> None:
+        """Nothing: messages are measured from h, which is formed where they are asked for."""
 
     def learn_by_rows(self) -> None:
         for part in self.encode.each:
@@ -291,7 +577,8 @@ class TypedGNN(GNN):
                 assert table is not None
                 parts.append(sum_of_all(conv, own, table, self.storage, self.dropout > 0))
             parts[-1].start = self.schema.starts[target]
-        return Relations(parts, 0.0, views[0].device)
+        form = RelationsExact if all(isinstance(p, ExactSum) for p in parts) else Relations
+        return form(parts, 0.0, views[0].device)
 
     def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
         """A part per relation; of a snapshot, all read the same H."""
@@ -304,7 +591,8 @@ class TypedGNN(GNN):
             if kind == "snapshot" and parts:
                 made.history = parts[0].history
             parts.append(made)
-        return Relations(parts, noise, views[0].device)
+        form = RelationsSnapshot if all(p.sums is not None for p in parts) else Relations
+        return form(parts, noise, views[0].device)
 
     def _relations(self, views: list[Graph]) -> Iterable[tuple[Graph, Conv, Relation]]:
         first = cast(RelationalConv, self.convs[0])

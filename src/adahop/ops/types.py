@@ -92,7 +92,7 @@ class Rows(NamedTuple):
     The order of places in a row is that of time where edges have one.
     """
 
-    row: Tensor  # [T] which row of the graph; it names the random stream and the state
+    row: Tensor  # [T] which row of the graph; it names the random stream and the state. In padded rows -1: none
     dst: Tensor | None = None  # [D] the batch's targets; None: they are the rows
     target: Tensor | None = None  # [T] which of the targets the row belongs to; None: the t-th
     since: Tensor | None = None  # [T] a place

@@ -141,4 +141,4 @@ def sight(block: Block) -> Sight:
     """What an update is made from: a block's rows, the places drawn for them, and with which chance."""
     if block.row is None or block.row_ptr is None:
         return Sight(block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, block.slots)
-    return Sight(block.row, block.row_ptr, block.pos, block.prob, block.scale)
+    return Sight(block.row, block.row_ptr, block.pos, block.prob, block.scale, block.slots)

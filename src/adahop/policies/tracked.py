@@ -92,7 +92,7 @@ class Tracked(Policy):
         rule = TrackRule(self.memory, LEVEL, MOST)
         ends, energy = self._ends(block, energy)
         seen = sight(block)
-        if ops.track(ends, seen, energy, block.weight, state, rule, self.scratch):
+        if ops.track(ends, seen, energy, block.weight, state, rule, self.scratch, self.graph.num_rows):
             self.prefix.visited(layer, seen.row, seen.ptr, self._squares(state[0]))
 
     def _ends(self, block: Block, energy: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -101,6 +101,10 @@ class Tracked(Policy):
             return (block.n_id, block.src, block.dst), energy
         row = ops.segment_of(block.row_ptr, block.num_edges)
         pair = block.n_id[block.src] + self.graph.types.shift[block.row][row]
-        src, first = ops.in_order(pair)
-        n_id = torch.cat([pair[first], pair.new_full((1,), -1)])  # no pair is a target
+        if block.slots:  # what is in an empty slot has no part in it, and pairs may come more than once
+            pair, src = pair.masked_fill(block.scale == 0, 0), torch.arange(block.num_edges, device=pair.device)
+        else:
+            src, first = ops.in_order(pair)
+            pair = pair[first]
+        n_id = torch.cat([pair, pair.new_full((1,), -1)])  # no pair is a target
         return (n_id, src, torch.full_like(src, n_id.numel() - 1)), energy.masked_fill(block.is_self(), torch.inf)

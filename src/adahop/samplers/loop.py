@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 
 from adahop import ops
-from adahop.block import Block, Seeds, as_block, nothing
+from adahop.block import Block, Seeds, Span, as_block, nothing
 from adahop.checks import InputError
 from adahop.ops import Drawn, Odds, Rows, random
 from adahop.samplers.budget import passed_down
+from adahop.samplers.slots import TypedHops
 from adahop.typed import TypedBatch, Types
 
 if TYPE_CHECKING:
     from adahop.samplers.base import Sampler
+
+LOOPS = 8  # self-loops of a row that have slots
+SLOTS = 1 << 14  # below one seed of a typed graph: more would mostly be empty
 
 
 class Draw(NamedTuple):
@@ -45,11 +49,11 @@ def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -
     try:
         for layer in reversed(range(len(sampler.sizes))):
             if layer in sampler.skip:
-                blocks.append(nothing(dst))
+                blocks.append(by.empty(dst))
                 dst = by.skipped(dst)
                 continue
             until = None if seeds.time is None else seeds.time[by.trees()]
-            rows = sampler.rows(layer, dst, until)._replace(weigh=weigh)
+            rows = by.rows(sampler, layer, dst, until)._replace(weigh=weigh)
             block = by.number(sampler, rows, sampler.expand(layer, rows, by.key(sampler, layer)))
             blocks.append(sampler.graph.described(block))
             dst = by.next(block)
@@ -83,8 +87,16 @@ class Numbering:
     def key(self, sampler: Sampler, layer: int) -> int | random.Stream:
         return sampler.key(layer)
 
+    def rows(self, sampler: Sampler, layer: int, dst: Tensor, until: Tensor | None) -> Rows:
+        """What a layer draws from for these targets."""
+        return sampler.rows(layer, dst, until)
+
     def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
         raise NotImplementedError
+
+    def empty(self, dst: Tensor) -> Block:
+        """The block of a layer for which nothing is drawn."""
+        return nothing(dst)
 
     def next(self, block: Block) -> Tensor:
         """The targets of the layer below."""
@@ -150,18 +162,37 @@ class Padded(Numbering):
         self.loops, self.bare = loops, bare
         self.layouts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    @classmethod
-    def of(cls, sampler: Sampler, bare: bool = False) -> Padded | None:
-        """For a sampler whose draws have a fixed size, on a device whose kernels are there; else None."""
+    @staticmethod
+    def of(sampler: Sampler, bare: bool = False, seeds: Tensor | None = None) -> Padded | None:
+        """For a sampler whose draws have a fixed size, on a device whose kernels are there; else None.
+
+        In a typed graph, `seeds` are the nodes that batches are drawn for, which must be of one type.
+        """
+        found = Padded.fitted(sampler, bare, seeds) if ops.pads(sampler.graph.indptr) else None
+        return None if isinstance(found, str) else found
+
+    @staticmethod
+    def fitted(sampler: Sampler, bare: bool = False, seeds: Tensor | None = None) -> Padded | str:
+        """The same on any device; or why there is none."""
         g = sampler.graph
-        if not ops.pads(g.indptr) or g.num_edges == 0 or g.types is not None:
-            return None
-        if not sampler.fixed_size:
-            return None
+        if not sampler.fixed_size or g.num_edges == 0:
+            return "its method has no fixed fan-out"
         many = g.first - g.indptr[:-1]
         loops = int(many.max())
         alike = loops == int(many.min()) or not sampler.rescales
-        return cls(loops, bare) if alike and loops <= 8 else None
+        if not alike or loops > LOOPS:
+            return "its nodes have different numbers of self-loops"
+        if g.types is None:
+            return Padded(loops, bare)
+        if sampler.rescales or g.attr is not None:
+            return "its relations have features of edges, or its policy scales by them"
+        kinds = g.types.type_of(g.ids([]) if seeds is None else seeds).unique()
+        if kinds.numel() != 1:
+            return "its seeds have several node types"
+        hops, kind = TypedHops(g, loops), int(kinds)
+        if hops.slots(kind, sampler.sizes, sampler.skip) > SLOTS:
+            return "its relations and sizes make too many slots below a seed"
+        return TypedPadded(hops, kind, bare)
 
     def key(self, sampler: Sampler, layer: int) -> random.Stream:
         return sampler.stream(layer)
@@ -189,6 +220,46 @@ class Padded(Numbering):
             edge_index = torch.stack([src.flatten(), row.repeat_interleave(slots)])
             self.layouts[rows, k] = edge_index, torch.arange(rows + 1, device=dst.device) * slots
         return self.layouts[rows, k]
+
+
+class TypedPadded(Padded):
+    """The same for a typed graph: as many slots for every (target, relation), all rows of a hop drawn by one call.
+
+    Targets have a row for every relation into their type, and empty slots hold a node of the relation's source type: so
+    the types of a hop's nodes, and with them the relations of the next hop's rows, do not depend on chance.
+    """
+
+    def __init__(self, hops: TypedHops, kind: int, bare: bool = False):
+        super().__init__(hops.loops, bare)
+        self.hops, self.kind = hops, kind
+        self.spans: tuple[Span, ...] = ()  # of the present targets
+
+    def begin(self, sampler: Sampler, seeds: Tensor) -> Tensor:
+        self.spans = (Span(self.kind, 0, seeds.numel()),)
+        return seeds
+
+    def rows(self, sampler: Sampler, layer: int, dst: Tensor, until: Tensor | None) -> Rows:
+        hop = self.hops.hop(self.spans, sampler.sizes[layer])
+        return Rows(self.hops.rows(self.spans, dst), dst, hop.target, relation=hop.relation, ptr=hop.ptr)
+
+    def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
+        assert isinstance(found, Draw), "a draw that is already made has no fixed shape"
+        g, k, hop = sampler.graph, found.size, self.hops.hop(self.spans, found.size)
+        f = ops.padded(g.edges, rows, hop.blank, k, self.loops, found.how, found.odds, found.key)
+        n_id = torch.cat([rows.targets, f.n_id[f.rows :].index_select(0, hop.order)])
+        e_id = f.pos if g.eid is None or self.bare else g.eid[f.pos].long()
+        return Block(
+            n_id, rows.targets.numel(), hop.edge_index, e_id, f.weight, f.prob, f.scale, hop.edge_ptr, f.pos,
+            self.loops + k, row=rows.row, row_ptr=hop.row_ptr, relation=hop.relation, layout=hop.layout,
+        )  # fmt: skip
+
+    def empty(self, dst: Tensor) -> Block:
+        return nothing(dst)._replace(layout=self.hops.hop(self.spans, 0).layout)
+
+    def next(self, block: Block) -> Tensor:
+        assert block.layout is not None
+        self.spans = block.layout.sources
+        return block.n_id
 
 
 class Merged(Compact):

@@ -18,9 +18,11 @@ SUB = tl.constexpr(32)  # places that a mark is first located among
 def extent(begin, first, end, since, until, v, t, ok, CLIP: tl.constexpr):
     """(start of the self-loops, how many; start of the true neighbours, how many) of the rows v, the batch's t-th.
 
-    v must be a row of the graph even where t is not `ok`.
+    A row of -1 is none: nothing is in it.
     """
-    own, a, b = tl.load(begin + v), tl.load(first + v), tl.load(end + v)
+    there = ok & (v >= 0)
+    own, a = tl.load(begin + v, mask=there, other=0), tl.load(first + v, mask=there, other=0)
+    b = tl.load(end + v, mask=there, other=0)
     loops = a - own
     if CLIP:
         a = tl.maximum(a, tl.load(since + t, mask=ok, other=0))
@@ -149,7 +151,7 @@ def multinomial(begin, first, end, since, until, indices, weight, row, target, k
     own, loops, a, n = extent(begin, first, end, since, until, v, t, t < rows, CLIP)
     n = n.to(tl.int32)
     if SHIFT:
-        node = node + tl.load(shift + v)
+        node = node + tl.load(shift + v, mask=v >= 0, other=0)
     k = tl.load(ks + t).to(tl.int32) if EACH else K
     put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, K + L, L, WEIGHTED)
     head_w, total, many = sums(edge, node, indices, a, n, eta, BLK, EDGE, NODE)

@@ -162,7 +162,7 @@ def subset(begin, first, end, since, until, indices, weight, row, target, ks, n_
     own, loops, a, n = extent(begin, first, end, since, until, v, t, t < rows, CLIP)
     n = n.to(tl.int32)
     if SHIFT:
-        node = node + tl.load(shift + v)
+        node = node + tl.load(shift + v, mask=v >= 0, other=0)
     k = tl.load(ks + t).to(tl.int32) if EACH else K
     put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, K + L, L, WEIGHTED)
     slot = tl.arange(0, KP).to(tl.int64)

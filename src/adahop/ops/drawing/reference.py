@@ -30,12 +30,15 @@ def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | Non
 
 
 def extents(edges: Edges, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(begin, loops, start, size) per row: where its self-loops are, how many, and its true neighbours likewise."""
-    at = rows.row
+    """(begin, loops, start, size) per row: where its self-loops are, how many, and its true neighbours likewise.
+
+    Nothing is in a row of -1.
+    """
+    at, none = rows.row, rows.row < 0
     begin, first, last = edges.begin[at], edges.first[at], edges.last[at]
     start = first if rows.since is None else torch.maximum(first, rows.since)
     end = last if rows.until is None else torch.minimum(last, rows.until)
-    return begin, first - begin, start, (end - start).clamp(min=0)
+    return begin, (first - begin).masked_fill(none, 0), start, (end - start).clamp(min=0).masked_fill(none, 0)
 
 
 def inclusion(w: Tensor, row: Tensor, rows: int, k: Tensor, eta: float) -> Tensor:
@@ -222,7 +225,7 @@ def padded(
 ) -> Slots:
     """`draw` into slots of a fixed shape, `loops` + k per row (the largest of k where it is a tensor).
 
-    `target` holds the node of each row; a row has `loops` self-loops at most.
+    `target` holds the node of each row, which stands in its empty slots; a row has `loops` self-loops at most.
     """
     many, most = rows.row.numel(), k if isinstance(k, int) else int(k.max()) if k.numel() else 0
     wide, device = loops + most, rows.row.device

@@ -14,6 +14,8 @@ from adahop.ops.types import Edges, Exp3Rule, TrackRule
 
 
 def grow(sight: Sight, gain: Tensor, edges: Edges, arms: Weights, scratch: Scratch) -> None:
+    if sight.slots:  # rows that are none, and rows that come twice
+        return NotImplemented
     times = gain.double().exp()
     given = [t.numpy() for t in (sight.pos, times, edges.first, edges.last, arms.weight)]
     _spread(cpu_bandit.grow, scratch, sight, edges, *given, *_sums(arms, edges))
@@ -23,6 +25,8 @@ def exp3(
     sight: Sight, reward: Tensor, edges: Edges, arms: Weights, mean: Tensor, visits: Tensor, rule: Exp3Rule,
     scratch: Scratch,
 ) -> None:  # fmt: skip
+    if sight.slots:
+        return NotImplemented
     reward = reward.float().contiguous()
     given = [t.numpy() for t in (sight.pos, sight.prob, sight.scale, reward, edges.first, edges.last, mean, visits)]
     times = empty((reward.numel(),), np.float64)
@@ -32,8 +36,10 @@ def exp3(
 
 def track(
     sources: tuple[Tensor, Tensor, Tensor], sight: Sight, energy: Tensor, weight: Tensor,
-    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
+    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch, rows: int,
 ) -> bool:  # fmt: skip
+    if sight.slots:
+        return NotImplemented
     ends = tuple(t.numpy() for t in sources)
     edges = tuple(t.numpy() for t in (weight, sight.scale, energy.float().contiguous()))
     (square, visits, level), n_id, m = (t.numpy() for t in state), ends[0], len(ends[1])

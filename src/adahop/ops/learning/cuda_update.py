@@ -1,4 +1,7 @@
-"""Policy updates on the GPU. A row that comes twice in a block learns once: its first entry owns it, see `claim`."""
+"""Policy updates on the GPU. A row that comes twice in a block learns once: its first entry owns it, see `claim`.
+
+A row of -1 is none: nothing owns it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def claim(owner, node, rows, TB: tl.constexpr):
     """The first entry of a row owns it."""
     t = tl.program_id(0) * TB + tl.arange(0, TB)
     v = tl.load(node + t, mask=t < rows, other=0)
-    tl.atomic_min(owner + v, t, mask=t < rows)
+    tl.atomic_min(owner + v, t, mask=(t < rows) & (v >= 0))
 
 
 @triton.jit
@@ -51,7 +54,7 @@ def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.c
     """A row's gains, given by edge, onto the weights of its places."""
     t = tl.program_id(0)
     v = tl.load(node + t)
-    if tl.load(owner + v) == t:
+    if tl.load(owner + v, mask=v >= 0, other=FREE) == t:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         x = tl.load(gain + e, mask=e < hi, other=0.0)
@@ -85,7 +88,7 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visit
     """A row of EXP3 (ONCE: of EXP3.M): running mean of the reward, gains, weights; see `adahop.policies.exp3`."""
     t = tl.program_id(0)
     v = tl.load(node + t)
-    if tl.load(owner + v) == t:
+    if tl.load(owner + v, mask=v >= 0, other=FREE) == t:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         live = (e < hi) & (tl.load(prob + e, mask=e < hi, other=1.0) < 1.0)
@@ -121,18 +124,19 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visit
 
 
 @triton.jit
-def track_sum(owner, n_id, ptr, src, weight, scale, energy, total, times, S: tl.constexpr):
+def track_sum(owner, row, n_id, ptr, src, dst, weight, scale, energy, total, times, S: tl.constexpr):
     """Add |m_j|^2 of each true neighbour's message to its node's sum."""
     t = tl.program_id(0)
-    v = tl.load(n_id + t)
-    if tl.load(owner + v) == t:
+    v = tl.load(row + t)
+    if tl.load(owner + v, mask=v >= 0, other=FREE) == t:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         ok = e < hi
+        own = tl.load(n_id + tl.load(dst + e, mask=ok, other=0), mask=ok, other=0)
         j = tl.load(n_id + tl.load(src + e, mask=ok, other=0), mask=ok, other=0)
         factor = tl.load(weight + e, mask=ok, other=0.0) * tl.load(scale + e, mask=ok, other=0.0)
         x = tl.load(energy + e, mask=ok, other=0.0)
-        ok = ok & (j != v) & (factor > 0.0) & finite(x)
+        ok = ok & (j != own) & (factor > 0.0) & finite(x)
         tl.atomic_add(total + j, x / tl.maximum(factor * factor, 1e-30), mask=ok)
         tl.atomic_add(times + j, 1, mask=ok)
         tl.store(owner + v, FREE)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adahop.ops.buffers import Scratch
 from adahop.ops.learning import tree as trees
+from adahop.ops.numbering.reference import in_order
 from adahop.ops.segments import segment_max, segment_of, segment_sum, spans
 from adahop.ops.types import HIGH, LOW, SPAN, Edges, Exp3Rule, TrackRule, Tree
 
@@ -17,7 +18,7 @@ from adahop.ops.types import HIGH, LOW, SPAN, Edges, Exp3Rule, TrackRule, Tree
 class Sight(NamedTuple):
     """What an update is made from: the rows of a block, and which of their places were drawn with which chance."""
 
-    row: Tensor  # [T] rows of the graph
+    row: Tensor  # [T] rows of the graph; in slots -1 where there is none
     ptr: Tensor  # [T + 1]
     pos: Tensor  # [M] places
     prob: Tensor  # [M]
@@ -32,8 +33,21 @@ class Weights(NamedTuple):
     tree: Tree | None
 
 
+def once(sight: Sight, value: Tensor) -> tuple[Sight, Tensor, Tensor]:
+    """A sight in slots with each of its rows once and without those that are none; its part of `value`, its places."""
+    row, order = sight.row.sort(stable=True)
+    first = torch.ones_like(row, dtype=torch.bool)
+    first[1:] = row[1:] != row[:-1]
+    kept = order[first & (row >= 0)].sort().values
+    at = (kept[:, None] * sight.slots + torch.arange(sight.slots, device=row.device)).flatten()
+    ptr = torch.arange(kept.numel() + 1, device=row.device) * sight.slots
+    return Sight(sight.row[kept], ptr, sight.pos[at], sight.prob[at], sight.scale[at]), value[at], at
+
+
 def grow(sight: Sight, gain: Tensor, edges: Edges, arms: Weights, scratch: Scratch) -> None:
     """weight[pos] *= exp(gain) in place, kept within float32's reach (only ratios within a row matter)."""
+    if sight.slots:
+        sight, gain, _ = once(sight, gain)
     weight, rows = arms.weight, sight.row
     weight.scatter_reduce_(0, sight.pos, gain.exp(), "prod")
     row, place = spans(edges.first[rows], edges.last[rows] - edges.first[rows])
@@ -50,6 +64,8 @@ def exp3(
     scratch: Scratch,
 ) -> None:  # fmt: skip
     """One update of EXP3's weights, running means and visits; see `adahop.policies.exp3` for the rule."""
+    if sight.slots:
+        sight, reward, _ = once(sight, reward)
     rows, many = sight.row, sight.row.numel()
     row = segment_of(sight.ptr, sight.pos.numel())
     live = sight.prob < 1
@@ -80,13 +96,18 @@ def exp3(
 
 def track(
     sources: tuple[Tensor, Tensor, Tensor], sight: Sight, energy: Tensor, weight: Tensor,
-    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
+    state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch, rows: int,
 ) -> bool:  # fmt: skip
     """One update of the tracked norms (square, visits, level) of a block's sources; whether their copy has aged.
 
-    `sources` is (n_id, src, dst) of the block: all its nodes, and the local ends of every edge.
+    `sources` is (n_id, src, dst) of the block: all its nodes, and the local ends of every edge. The graph has `rows`.
     """
     n_id, src, dst = sources
+    if sight.slots:
+        sight, energy, at = once(sight, energy)
+        weight, own = weight[at], n_id[dst[at]]
+        local, first = in_order(torch.cat([n_id[src[at]], own]))
+        n_id, (src, dst) = torch.cat([n_id[src[at]], own])[first], local.view(2, -1)
     square, visits, level = state
     factor = weight * sight.scale
     true = (n_id[src] != n_id[dst]) & (factor > 0) & torch.isfinite(energy)  # an edge without weight says nothing
