@@ -24,6 +24,7 @@ from adahop.samplers.loop import Padded
 from adahop.watcher import watch
 
 from conftest import messy_graph, star, toy_data  # isort: skip
+from typed_graphs import typed_data  # isort: skip
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -295,6 +296,29 @@ def test_tracked_learns_what_the_reference_learns(monkeypatch):
     assert seen.double().mean() > 0.15
     assert torch.allclose(ours["square"][seen], true["square"][seen], rtol=0.35)
     assert torch.allclose(ours["level"], true["level"], rtol=0.35)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_tracked_learns_from_numbered_blocks(monkeypatch, typed):
+    """One block that both sides share, of a graph with relations too, where the state is by (relation, source)."""
+    graph = typed_data().graph if typed else small_graph()
+    found = []
+    for kernels in (True, False):
+        if not kernels:
+            monkeypatch.setenv("ADAHOP_REFERENCE", "1")
+            monkeypatch.delenv("ADAHOP_TRITON")
+        sampler = make("graphsage", graph.to(DEVICE), [2, 3], policy="tracked", draw="systematic").to(DEVICE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ADAHOP_REFERENCE", "1")
+            blocks = sampler.sample(torch.arange(0, 16, 2, device=DEVICE))
+        for _ in range(2):
+            told = [1e3 * (b.n_id[b.src] + 1.0) * (b.weight * b.scale).square() for b in blocks]
+            sampler.update(blocks, told)
+        found.append({k: v.cpu() for k, v in sampler.policy.state_dict().items()})
+    ours, true = found
+    assert int(true["visits"].max()) == 2
+    for name in ("square", "visits", "level"):
+        assert torch.allclose(ours[name].double(), true[name].double(), rtol=1e-4), name
 
 
 def losses(kernels: bool, monkeypatch, epochs: int = 1, capture_it: bool = False, dropout: float = 0.0, **options):

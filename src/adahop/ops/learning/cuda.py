@@ -69,7 +69,7 @@ def track(
     state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch,
 ) -> bool:  # fmt: skip
     """One update of the tracked norms of the sources of a block. Draws need no copy here: never due."""
-    n_id, src, _ = sources
+    n_id, src, dst = sources
     square, visits, level = state
     m, n, device = src.numel(), square.numel(), src.device
     if m == 0:
@@ -80,10 +80,12 @@ def track(
         scratch.tensor("times", n, 0, torch.int32, device),
         scratch.tensor("seen", 2, 0.0, torch.float32, device),
     )
-    owner, mean = _claim(n_id[:targets], n, scratch), torch.empty(m, device=device)
+    # only where slots are padded do targets repeat, each copy with the same draws
+    owner = _claim(n_id[:targets], n, scratch) if sight.slots else n_id
+    mean = torch.empty(m, device=device)
     cuda_update.track_sum[(targets,)](
-        owner, n_id, sight.ptr, src, weight, sight.scale, energy.contiguous(), total, times, S=power(_slots(sight)),
-        num_warps=1,
+        owner, n_id, sight.ptr, src, dst, weight, sight.scale, energy.contiguous(), total, times,
+        S=power(_slots(sight)), OWNED=sight.slots > 0, num_warps=1,
     )  # fmt: skip
     blocks = (-(-m // 256),)
     cuda_update.track_mean[blocks](n_id, src, total, times, mean, seen, m, TB=256)

@@ -121,21 +121,26 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visit
 
 
 @triton.jit
-def track_sum(owner, n_id, ptr, src, weight, scale, energy, total, times, S: tl.constexpr):
-    """Add |m_j|^2 of each true neighbour's message to its node's sum."""
+def track_sum(owner, n_id, ptr, src, dst, weight, scale, energy, total, times, S: tl.constexpr, OWNED: tl.constexpr):
+    """Add |m_j|^2 of each true neighbour's message to its node's sum; OWNED: a target that comes twice adds once."""
     t = tl.program_id(0)
-    v = tl.load(n_id + t)
-    if tl.load(owner + v) == t:
+    mine = True
+    if OWNED:
+        own = tl.load(n_id + t)
+        mine = tl.load(owner + own) == t
+    if mine:
         lo, hi = tl.load(ptr + t), tl.load(ptr + t + 1)
         e = lo + tl.arange(0, S)
         ok = e < hi
         j = tl.load(n_id + tl.load(src + e, mask=ok, other=0), mask=ok, other=0)
+        v = tl.load(n_id + tl.load(dst + e, mask=ok, other=0), mask=ok, other=0)
         factor = tl.load(weight + e, mask=ok, other=0.0) * tl.load(scale + e, mask=ok, other=0.0)
         x = tl.load(energy + e, mask=ok, other=0.0)
         ok = ok & (j != v) & (factor > 0.0) & finite(x)
         tl.atomic_add(total + j, x / tl.maximum(factor * factor, 1e-30), mask=ok)
         tl.atomic_add(times + j, 1, mask=ok)
-        tl.store(owner + v, FREE)
+        if OWNED:
+            tl.store(owner + own, FREE)
 
 
 @triton.jit(do_not_specialize=["edges"])

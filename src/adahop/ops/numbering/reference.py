@@ -21,17 +21,16 @@ def in_order(key: Tensor) -> tuple[Tensor, Tensor]:
 def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     """(n_id, local source ids): targets first, then sources as they appear. `scratch` [N] int32 is -1 throughout.
 
-    A target that comes twice keeps both its places and goes by the first.
+    A target that comes twice keeps both its places and goes by the first. How many nodes there are is all that the host
+    has to read.
     """
-    everyone = torch.cat([dst, src])
-    ids, inverse = torch.unique(everyone, return_inverse=True)
+    everyone, n = torch.cat([dst, src]), dst.numel()
     place = torch.arange(everyone.numel(), device=dst.device)
-    seen = torch.full((ids.numel(),), everyone.numel(), device=dst.device).scatter_reduce_(0, inverse, place, "amin")
-    fresh = seen >= dst.numel()
-    order = torch.argsort(seen[fresh])
-    local = seen.clone()
-    local[fresh.nonzero().flatten()[order]] = dst.numel() + torch.arange(order.numel(), device=dst.device)
-    return torch.cat([dst, ids[fresh][order]]), local[inverse[dst.numel() :]]
+    number = torch.full((scratch.numel(),), everyone.numel(), device=dst.device)  # of every node of the graph
+    number.scatter_reduce_(0, everyone, place, "amin")  # at first, its first place here
+    others = src[number[src] == place[n:]]
+    number[others] = torch.arange(n, n + others.numel(), device=dst.device)
+    return torch.cat([dst, others]), number[src]
 
 
 def number(
