@@ -17,16 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-ELSEWHERE = torch.device("lazy:0")  # a name that torch knows, of a device that this machine has not
+ELSEWHERE = torch.device("lazy:0")  # a name that torch knows, of a device that needs no start and that no machine has
 aten = torch.ops.aten
-READS = {  # the host waits for these: a number, or how many rows come out
-    aten._local_scalar_dense.default: "number",
-    aten.nonzero.default: "size",
-    aten._unique2.default: "size",
-    aten.unique_dim.default: "size",
-    aten.masked_select.default: "size",
-    aten.equal.default: "number",
-}
+SIZES = {
+    aten.nonzero.default, aten._unique2.default, aten.unique_dim.default, aten.masked_select.default,
+    aten.bincount.default,
+}  # fmt: skip
 
 
 class Elsewhere(Tensor):
@@ -93,16 +89,14 @@ class _Device(TorchDispatchMode):
         if copies and func is aten._to_copy.default and given and not there:
             self.reads["copy"] += 1
         if given and not copies:
-            mixed = [t for t in tensors if not isinstance(t, Elsewhere) and t.dim() > 0]
-            if mixed and func not in (aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default):
-                raise RuntimeError(f"{func}: tensors on {ELSEWHERE} and on the CPU, of shape {tuple(mixed[0].shape)}")
-            if mixed and func is not aten.index.Tensor:
-                raise RuntimeError(f"{func}: tensors on {ELSEWHERE} and on the CPU, of shape {tuple(mixed[0].shape)}")
-            if mixed and not isinstance(args[0], Elsewhere):
-                raise RuntimeError(f"{func}: an index on {ELSEWHERE} into a tensor on the CPU")
-            if mixed:
-                self.reads["index from the host"] += 1
-            self._count(func, args, kwargs)
+            here = [t for t in tensors if not isinstance(t, Elsewhere) and t.dim() > 0]
+            indices = func is aten.index.Tensor and isinstance(args[0], Elsewhere)  # an index may come from the host
+            if here and not indices:
+                raise RuntimeError(f"{func}: tensors on {ELSEWHERE} and on the CPU, of shape {tuple(here[0].shape)}")
+            if self._reads_a_size(func, args, kwargs):
+                self.reads["size"] += 1
+            elif func in (aten._local_scalar_dense.default, aten.equal.default):
+                self.reads["number"] += 1
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
         out = func(*_held(args), **_held(kwargs))
@@ -110,15 +104,13 @@ class _Device(TorchDispatchMode):
             return out
         return _as_given(out, flat)
 
-    def _count(self, func: Any, args: Any, kwargs: dict) -> None:
-        if func in READS:
-            self.reads[READS[func]] += 1
-        elif func is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1]):
-            self.reads["size"] += 1
-        elif func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-            self.reads["size"] += 1
-        elif func is aten.bincount.default:
-            self.reads["size"] += 1
+    def _reads_a_size(self, func: Any, args: Any, kwargs: dict) -> bool:
+        """Whether the host waits to know how much comes out."""
+        if func is aten.index.Tensor:
+            return any(i is not None and i.dtype == torch.bool for i in args[1])
+        if func is aten.repeat_interleave.Tensor:
+            return kwargs.get("output_size") is None
+        return func in SIZES
 
 
 def _held(tree: Any) -> Any:
@@ -136,10 +128,20 @@ def _as_given(out: Any, flat: list[Any]) -> Any:
 @contextlib.contextmanager
 def pretended() -> Iterator[Counter[str]]:
     """Inside, `ELSEWHERE` is a device of this machine."""
-    mode = _Device()
+    mode, plain, cast = _Device(), torch.tensor, torch.autocast
     _modes.append(mode)
+
+    def tensor(*args: Any, device: Any = None, **options: Any) -> Tensor:  # torch's own asks no mode
+        made = plain(*args, **options)
+        return made if device is None else made.to(device)
+
+    def autocast(device_type: str, *args: Any, **options: Any) -> torch.autocast:
+        return cast("cpu" if device_type == ELSEWHERE.type else device_type, *args, **options)
+
+    torch.tensor, torch.autocast = tensor, autocast  # type: ignore[misc,assignment]
     try:
         with mode:
             yield mode.reads
     finally:
+        torch.tensor, torch.autocast = plain, cast  # type: ignore[misc]
         _modes.pop()

@@ -45,7 +45,7 @@ from adahop.ops.summing import (
     widened,
 )
 from adahop.ops.summing.reference import Base
-from adahop.ops.threads import alone, get_threads, over, set_threads, threads
+from adahop.ops.threads import alone, get_threads, helper, over, set_threads, threads
 from adahop.ops.types import (
     DRAWS,
     Drawn,

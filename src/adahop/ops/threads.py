@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,6 +77,24 @@ def pool() -> ThreadPoolExecutor:
     if _pool is None:
         _pool = ThreadPoolExecutor(64, thread_name_prefix="adahop")
     return _pool
+
+
+class InTurn(Executor):
+    """What is submitted runs at once, in the caller's thread."""
+
+    def submit(self, fn: Callable, /, *args: Any, **options: Any) -> Future:
+        done: Future = Future()
+        try:
+            done.set_result(fn(*args, **options))
+        except Exception as e:
+            done.set_exception(e)
+        return done
+
+
+def helper(of: Tensor) -> Executor:
+    """A thread that works ahead on the CPU's tensors. Work on a GPU's is queued there in any case, and belongs on the
+    stream of the caller."""
+    return ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch") if of.is_cpu else InTurn()
 
 
 def relay(here: Callable, make: Callable, take: Callable, cuts: Sequence[int]) -> None:

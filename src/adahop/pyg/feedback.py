@@ -115,6 +115,7 @@ class Learner:
         more: dict[str, Any] = {
             "disjoint": getattr(self, "disjoint", False),
             "transform": getattr(self, "transform", None),
+            "device": self.sampler.graph.device,
         }
         return LayerHistories(model, self.data, self.noise, **(self._history or {}), **more)
 

@@ -52,7 +52,10 @@ class LayerHistories:
         refresh: int = 0,
         disjoint: bool = False,
         transform: Callable[[Data], Data] | None = None,
+        device: torch.device | str = "cpu",
     ):
+        """`device` is where batches are drawn: rows lie there too."""
+        self.device = torch.device(device)
         self.model, self.data, self.noise, self.disjoint, self.transform = model, data, noise, disjoint, transform
         self.dtype, self.storage, self.refresh = dtype, storage, refresh
         self.nodes = int(data.num_nodes or 0)
@@ -61,7 +64,8 @@ class LayerHistories:
         self.whole: Whole | None = None
         self.renewing = False
         self.trying: dict[tuple[int, str], Tensor] | None = None  # while it is tried whether rows are random
-        self.steps, self.cursor, self.round, self.stamp = 0, 0, 0, torch.zeros(self.nodes, dtype=torch.int32)
+        self.steps, self.cursor, self.round = 0, 0, 0
+        self.stamp = torch.zeros(self.nodes, dtype=torch.int32, device=device)
         self.tried = False
         self.spent = {"read": 0.0, "renew": 0.0}
         self._first: dict[Any, list[Tensor | None]] | None = (
@@ -252,8 +256,8 @@ class LayerHistories:
             other.own, other.rows = None, {**other.rows, **other.spare}
         if own is not None and call.reading.linear and not call.reading.parametric:
             past.own, past.rows, past.spare = own, {}, past.rows
-            past.sums = NodeRows(self.nodes, past.shape, storage=self.storage)
-            past.filled = torch.zeros(self.nodes, dtype=torch.bool)
+            past.sums = NodeRows(self.nodes, past.shape, storage=self.storage, device=self.device)
+            past.filled = torch.zeros(self.nodes, dtype=torch.bool, device=self.device)
         dims = {v.dim() for k in node for v in pair(kwargs.get(k)) if isinstance(v, Tensor)}
         if call.layer.conv.node_dim % max(dims, default=1) != 0:
             self._do_without(call.layer, forward, "its nodes are not the first dimension of what it sums")
@@ -265,7 +269,7 @@ class LayerHistories:
         for name, sides in node.items():
             now = sources_of(kwargs.get(name))
             if "j" in sides and now is not None and now.is_floating_point():
-                past.rows[name] = NodeRows(self.nodes, tuple(now.shape[1:]), self.dtype, self.storage)
+                past.rows[name] = NodeRows(self.nodes, tuple(now.shape[1:]), self.dtype, self.storage, self.device)
         return past
 
     def _own(self, call: Call, kwargs: dict[str, Any], node: dict[str, set[str]]) -> str | None:
@@ -348,7 +352,7 @@ class LayerHistories:
         found, left = [], self.refresh
         for _ in range(-(-self.nodes // self.refresh)):
             stop = min(self.cursor + self.refresh, self.nodes)
-            part = torch.arange(self.cursor, stop)
+            part = torch.arange(self.cursor, stop, device=self.device)
             part = part[self.stamp[self.cursor : stop] <= self.round][:left]
             last = int(part[-1]) + 1 if part.numel() == left else stop
             found.append(part)
@@ -358,7 +362,7 @@ class LayerHistories:
                 self.round = self.steps - 1
             if left == 0 or self.cursor == 0:
                 break
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.long)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.long, device=self.device)
 
     def _renew_oldest(self) -> None:
         if any(f.why for fs in self.kept.values() for f in fs):
@@ -391,9 +395,9 @@ class LayerHistories:
 
     def _run(self, nodes: Tensor) -> None:
         """The model on some nodes; the one edge is there so that layers know the batch, and counts for nothing."""
-        one = torch.zeros(1, dtype=torch.long)
-        hops = Hops(nodes, torch.stack([one, one]), one, torch.ones(1), one.new_zeros(nodes.numel()), [nodes.numel()],
-                    [1], [])  # fmt: skip
+        one = torch.zeros(1, dtype=torch.long, device=self.device)
+        scale, tree = torch.ones(1, device=self.device), one.new_zeros(nodes.numel())
+        hops = Hops(nodes, torch.stack([one, one]), one, scale, tree, [nodes.numel()], [1], [])
         batch = filter_data(self.data, nodes, one, one, one)
         batch.num_nodes, batch.batch_size, batch.n_id, batch.e_id = nodes.numel(), nodes.numel(), nodes, one
         batch = weigh(batch, hops)
@@ -460,20 +464,20 @@ class LayerHistories:
 
         def table(kept: Any, dtype: torch.dtype) -> NodeRows:
             shape, tensors = kept
-            rows = NodeRows(self.nodes, shape, dtype, self.storage)
+            rows = NodeRows(self.nodes, shape, dtype, self.storage, self.device)
             if tensors.keys() == rows.tensors().keys() and tensors["value"].dtype == dtype:
                 for k, own in rows.tensors().items():
                     own.copy_(tensors[k])
             else:  # kept in another precision
                 value = tensors["value"].float()
                 value = value * tensors["scale"].unsqueeze(1) if "scale" in tensors else value
-                rows.write(torch.arange(self.nodes), value)
+                rows.write(torch.arange(self.nodes, device=self.device), value)
             return rows
 
         def of_pass(p: dict[str, Any]) -> PassHistory:
             rows = {k: table(r, self.dtype) for k, r in p["rows"].items()}
             sums = None if p["sums"] is None else table(p["sums"], torch.float32)
-            filled = None if p["filled"] is None else p["filled"].clone()
+            filled = None if p["filled"] is None else p["filled"].to(self.device, copy=True)
             return PassHistory(
                 p["level"],
                 rows,
@@ -493,7 +497,7 @@ class LayerHistories:
                 ForwardHistory([*map(of_pass, f["passes"])], [*map(of_pass, f["updates"])], f["why"], f["tried"])
                 for f in layers[name]
             ]
-        self.stamp = state["stamp"].clone()
+        self.stamp = state["stamp"].to(self.device, copy=True)
         for k in ("steps", "cursor", "round", "refresh", "tried"):
             setattr(self, k, state[k])
         root = Root.of(self.model)
@@ -526,6 +530,6 @@ class _Heard:
         for name, rows in past[at].rows.items() if at < len(past) else ():
             now = sources_of(kwargs.get(name))
             if now is not None and now.shape[0] == self.nodes and tuple(now.shape[1:]) == rows.shape:
-                rows.write(torch.arange(self.nodes), now.detach())
+                rows.write(torch.arange(self.nodes, device=rows.value.device), now.detach())
                 if at < len(self.forward.passes) and past is self.forward.passes and not past[at].dots[1]:
                     past[at].dots = [1.0, 1.0]

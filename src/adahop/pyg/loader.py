@@ -14,7 +14,7 @@ from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from adahop.checks import InputError, KindError, flag, function, node_ids, tell
-from adahop.loader import STATE, Batches, Made
+from adahop.loader import STATE, Batches, Made, moved
 from adahop.ops import random
 from adahop.pyg.align import align
 from adahop.pyg.batches import given_edges
@@ -65,6 +65,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     which positions of `input_nodes` an epoch has; `neighbor_sampler` takes ours where both are wanted. A number of 0 in
     `num_neighbors` draws nothing in that hop, -1 takes all. With `budget=True` a number is the total of a hop.
 
+    With a `device` the graph, the sampler's state and all tensors of the data lie there, and batches are drawn and cut
+    there, in the caller's thread: nothing of a batch goes through the host. Without one, draws are the CPU's.
+
     One seed gives the same batches for any number of threads. Without `seed` it is that of `generator`, else the one
     last given to `torch.manual_seed` or `seed_everything` (if below 2^32), else 0. prefetch=d draws d batches ahead in
     threads; `transform` still runs in the caller's, unless `filter_per_worker` is set. `pin_memory` is as in PyG.
@@ -107,13 +110,14 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         generator: torch.Generator | None = None,
         pin_memory: bool = False,
         filter_per_worker: bool | None = None,
+        device: torch.device | str | None = None,
         **options: Any,
     ):
-        self.data, graph = source(data)
+        self.data, graph = source(data, device)
         own, self._order = by_kind(sampler, neighbor_sampler)
         rest = pyg_options(options, type(self).__init__)
         drawn_by = node_sampler(
-            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, **rest
+            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, device, **rest
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
         self.estimator = estimator_of(estimator, method, weight_attr, own, graph.types)
@@ -124,6 +128,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
         else:
             self.nodes, self._ids, self.input_type = inputs_of_type(input_nodes, graph.types, input_id)
+        self.nodes, self._ids = self.nodes.to(graph.device), self._ids.to(graph.device)
         self.disjoint = flag(disjoint, "disjoint")
         self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint, graph.types)
         self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
@@ -170,7 +175,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     def __call__(self, index: Any) -> Any:
         """The batch of some positions in `input_nodes`."""
-        return self.give(self.make(self.sampler, node_ids(index, self.nodes.numel(), "index")))
+        places = node_ids(index, self.nodes.numel(), "index").to(self.nodes.device)
+        return self.give(self.make(self.sampler, places))
 
     # --- the steps of a batch -----------------------------------------------------------------------------------------
 
@@ -183,13 +189,13 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         """Positions in `input_nodes`, one tensor per batch: by seed and number, or by a torch sampler."""
         self.sampler.epochs.fill_(number + 1)
         if self._order is None and self._batch_order is None:
-            place = torch.arange(self.nodes.numel())
+            place = torch.arange(self.nodes.numel(), device=self.nodes.device)
             if self.shuffle:
                 place = random.shuffled(place, random.key(self.sampler.seed, EPOCH, number))
             return iter(place.split(self.batch_size)[: len(self)])
         if self._parts is None:  # not a resumed epoch
             self._parts = self._ordered()
-        return iter(self._parts)
+        return (part.to(self.nodes.device) for part in self._parts)
 
     def _ordered(self) -> list[Tensor]:
         n = self.nodes.numel()
@@ -258,7 +264,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return made.seeds, made.drawn.plain()
 
     def unpack(self, plain: Any) -> Made[Hops]:
-        seeds, hops = plain
+        seeds, hops = moved(plain, self.nodes.device)
         return self.made(seeds, Hops.of(hops).by_type(self.sampler.graph.types))
 
     def state_dict(self) -> dict[str, Any]:

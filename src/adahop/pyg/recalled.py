@@ -301,13 +301,13 @@ class Recalled:
             return None
         if self.total is None or self.total.shape != (sent.used.shape[1], 1):
             return None
-        coef, (src, dst) = self.total[:, 0].to("cpu", torch.float32), sent.used.cpu()
+        n_id = full.batch.n_id
+        coef, (src, dst) = self.total[:, 0].to(n_id.device, torch.float32), sent.used.to(n_id.device)
         if conv.aggr == "mean":
             coef = coef / torch.bincount(dst, minlength=full.targets_).clamp(min=1)[dst]
         many = int((torch.diff(dst) < 0).nonzero()[0]) + 1 if bool((torch.diff(dst) < 0).any()) else dst.numel()
         first, rest_ = slice(0, many), slice(many, None)  # loops that the layer added come last
         ptr = ops.pointer(torch.bincount(dst[first], minlength=full.targets_))
-        n_id = full.batch.n_id
         total = table.sums(n_id[src[first]], dst[first], coef[first], ptr)
         if many < dst.numel():
             total.index_add_(0, dst[rest_], table.flat(n_id[src[rest_]]) * coef[rest_].unsqueeze(1))

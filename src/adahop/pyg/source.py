@@ -16,7 +16,19 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, flag, node_ids, of_kind, one_of, tell
+from adahop.checks import (
+    InputError,
+    KindError,
+    as_tensor,
+    count,
+    device_of,
+    edge_weights,
+    flag,
+    node_ids,
+    of_kind,
+    one_of,
+    tell,
+)
 from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
@@ -80,9 +92,15 @@ def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
     return torch.initial_seed() if torch.initial_seed() < USERS else 0
 
 
-def source(data: object) -> tuple[Data | HeteroData, Graph]:
+def source(data: object, device: object = None) -> tuple[Data | HeteroData, Graph]:
     """A PyG Data or HeteroData to cut batches from, and its graph, with the size of each edge weight where there are
-    weights."""
+    weights. Both lie on the `device`; without one the graph lies on the CPU and the data stays where it is."""
+    at = None if device is None else device_of(device)
+    data, graph = _source(data)
+    return (data, graph) if at is None else (copy.copy(data).to(at), graph.to(at))
+
+
+def _source(data: object) -> tuple[Data | HeteroData, Graph]:
     if isinstance(data, HeteroData):
         return _typed_source(data)
     if not isinstance(data, Data):
@@ -166,16 +184,26 @@ def node_sampler(
     replace: bool | None = None,
     weight_attr: str | None = None,
     given: object = None,
+    device: object = None,
     **options: Any,
 ) -> NeighborSampler:
-    """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards."""
+    """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards.
+
+    Where a `device` was asked for, the graph lies there, and a sampler of the user's goes there.
+    """
     if given is not None:
-        return fitting(given, graph)
+        theirs = fitting(given, graph)
+        return theirs if device is None else theirs.to(graph.device)
     sizes, skip = sizes_of(num_neighbors, graph.types)
     preset = METHODS[one_of(method, METHODS, "method")].on(OTHER)
     if weight_attr is not None:
         preset, method = METHODS["graphsage"], "graphsage"
-        options = {"policy": "static", "weight": _weights(data, weight_attr), "draw": "systematic", **options}
+        options = {
+            "policy": "static",
+            "weight": _weights(data, weight_attr).to(graph.device),
+            "draw": "systematic",
+            **options,
+        }
     if not serves(preset):
         fit = [m.name for m in METHODS.values() if serves(m.on(OTHER))]
         raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
@@ -183,7 +211,7 @@ def node_sampler(
         flag(replace, "replace")
         own = str(options.get("draw", preset.options.get("draw", "multinomial")))
         options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
-    sampler = fitting(make(method, graph, sizes, seed=seed, **options), graph)
+    sampler = fitting(make(method, graph, sizes, seed=seed, **options), graph).to(graph.device)
     sampler.skip = skip
     return sampler
 
@@ -196,7 +224,7 @@ def _weights(data: Data | HeteroData, name: str) -> Tensor:
         if name not in store:
             what = f"every relation, {store._key} included" if isinstance(data, HeteroData) else "the data"
             raise InputError(f"`weight_attr` must name an attribute of {what}, got '{name}'")
-    return torch.cat([store[name].cpu() for store in stores])
+    return torch.cat([store[name] for store in stores])
 
 
 def hops_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:
