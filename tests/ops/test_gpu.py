@@ -228,6 +228,23 @@ def test_rows_near_and_far_are_the_same_rows():
     assert split.hit_rate() == pytest.approx(near) and split.hit_rate() == 1.0 and 0 < near < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("near", [0, 5])
+def test_fetched_rows_are_the_table_s_to_the_bit(dtype, near):
+    """Some of them from copies, the others read where they lie, in pinned memory on a GPU."""
+    g = torch.Generator().manual_seed(0)
+    table = ops.pinned(torch.randn(20, 3, 97, generator=g).to(dtype))
+    kept, ids = torch.randperm(20, generator=g)[:near], torch.randint(20, (31,), generator=g)
+    place = torch.full((20,), -1, dtype=torch.int32)
+    place[kept] = torch.arange(near, dtype=torch.int32)
+    copies = table[kept].to(DEVICE)
+    found = ops.fetch(ids.to(DEVICE), table, copies, place.to(DEVICE))
+    assert found.dtype == dtype and torch.equal(found.cpu(), table[ids])
+    if near:  # and it is the copies that are read
+        found = ops.fetch(ids.to(DEVICE), table, torch.zeros_like(copies), place.to(DEVICE)).cpu()
+        assert not bool(found[place[ids] >= 0].any()) and torch.equal(found[place[ids] < 0], table[ids[place[ids] < 0]])
+
+
 def test_full_sums_in_pieces(monkeypatch):
     from adahop.ops.summing import cuda
 

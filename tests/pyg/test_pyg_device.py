@@ -24,6 +24,7 @@ from adahop import ops
 from adahop.checks import InputError
 from adahop.policies import base
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler
+from adahop.samplers.reach import expected_reads
 from elsewhere import ELSEWHERE, pretended
 
 CONVS = {"sage": SAGEConv, "gcn": GCNConv, "gat": GATConv}
@@ -280,6 +281,92 @@ def test_typed_data_on_another_device(alike, kind, estimator):
     want = trained_typed(kind, estimator=estimator)
     with pretended():
         assert same(trained_typed(kind, ELSEWHERE, estimator=estimator), want)
+
+
+# --- features on the host ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", [0.0, 0.3, 1.0, 0, 24 * 12, 1 << 30])
+def test_a_cache_changes_no_batch(cache):
+    data, bare = some_data(), [b.to_dict() for b in loader_of("cpu", method="graphsage")]
+    loader = loader_of("cpu", method="graphsage", cache=cache)
+    assert all(torch.equal(v, b[k]) for a, b in zip(loader, bare, strict=True)
+               for k, v in a.to_dict().items() if torch.is_tensor(v))  # fmt: skip
+    room = cache * data.x.nbytes if isinstance(cache, float) else min(cache, data.x.nbytes)
+    assert loader.cache.bytes == room // 12 * 12  # whole rows
+    rate = loader.hit_rate()
+    assert rate == pytest.approx({0.0: 0.0, 1.0: 1.0, 1 << 30: 1.0}.get(cache, rate)) and loader.hit_rate() == 1.0
+    assert cache not in (0.3, 24 * 12) or 0.3 < rate < 1.0
+
+
+@pytest.mark.parametrize("estimator", ["plain", "snapshot", "history"])
+def test_training_with_a_cache(alike, estimator):
+    want = trained(estimator=estimator)
+    with pretended():
+        assert same(trained(ELSEWHERE, estimator=estimator, cache=0.3), want)
+
+
+def test_a_cache_of_typed_data(alike):
+    """Rows of all types share the room; each batch has what it would have without."""
+    data = typed_data()
+    words = {"batch_size": 16, "seed": 1, "method": "graphsage"}
+    seeds = ("paper", data["paper"].train_mask)
+    want = list(AdaptiveNeighborLoader(data, [3, 3], seeds, **words))
+    with pretended():
+        loader = AdaptiveNeighborLoader(data, [3, 3], seeds, **words, device=ELSEWHERE, cache=0.5)
+        assert all(equal(a, b) and places(a) == {ELSEWHERE} for a, b in zip(loader, want, strict=True))
+        total = sum(data[kind].x.nbytes for kind in data.node_types)
+        assert 0.45 * total < loader.cache.bytes <= 0.5 * total and 0.5 < loader.hit_rate() < 1.0
+        assert len(loader.cache.near["topic", "x"][0]) == 0  # its nodes are reached from no paper
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_cache_keeps_the_precision(dtype):
+    data = some_data()
+    data.x = data.x.to(dtype)
+    batch = next(iter(AdaptiveNeighborLoader(data, [2], device="cpu", cache=0.5, batch_size=9)))
+    assert batch.x.dtype == dtype and torch.equal(batch.x, data.x[batch.n_id])
+
+
+@pytest.mark.parametrize("words", [{}, {"disjoint": True}, {"weight_attr": "weight"}], ids=str)
+def test_expected_reads_are_the_share_of_batches_that_read_a_node(words):
+    """2,000 batches; the estimate takes hops as independent and copies within a batch as one, so within .08."""
+    data = some_data()
+    data.weight = torch.rand(data.num_edges, generator=torch.Generator().manual_seed(0))
+    own = {} if "weight_attr" in words else {"method": "graphsage", "replace": False}
+    loader = AdaptiveNeighborLoader(data, [3, 2], data.train_mask, batch_size=3, shuffle=True, seed=0, **own, **words)
+    want, batches = torch.zeros(60), 0
+    for _ in range(200):
+        for batch in loader:
+            want[batch.n_id.unique()] += 1
+            batches += 1
+    found = expected_reads(loader.sampler, loader.nodes, 3)
+    assert batches == 2000 and float((found - want / batches).abs().max()) < 0.08
+    assert float(want.max() - want.min()) > 0.3 * batches
+
+
+def test_the_rows_most_likely_to_be_read_are_near():
+    loader = loader_of("cpu", method="graphsage", cache=0.25)
+    often = expected_reads(loader.sampler, loader.nodes, loader.batch_size)
+    near = loader.cache.near[None, "x"][1] >= 0
+    assert int(near.sum()) == 15 and float(often[near].min()) >= float(often[~near].max())
+    list(loader)
+    rate = loader.hit_rate()
+    assert rate == pytest.approx(float(often[near].sum() / often.sum()), abs=0.05) and rate > 0.3
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [(1.5, "a number in"), (-1, "a whole number"), (-0.5, "a number in"), ("all", "a whole number"), (True, "a whole")],
+)
+def test_what_a_cache_cannot_be(cache, told):
+    with pytest.raises(InputError, match=rf"`cache` must be {told}.*, got"):
+        loader_of("cpu", cache=cache)
+
+
+def test_a_cache_needs_a_device():
+    with pytest.raises(InputError, match="`cache` must be left out where no `device` is given, got 0.5"):
+        loader_of(cache=0.5)
 
 
 # --- PyG's own loader -------------------------------------------------------------------------------------------------

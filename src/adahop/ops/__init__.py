@@ -30,6 +30,7 @@ from adahop.ops.summing import (
     attend,
     change,
     energies,
+    fetch,
     full_sum,
     gather_sum,
     known_energies,

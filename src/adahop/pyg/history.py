@@ -283,7 +283,8 @@ class LayerHistories:
         found = names.pop() if len(names) == 1 else None
         if found is None or not isinstance(self.data[found], Tensor):
             return None
-        same = torch.equal(self.data[found][call.batch.n_id[:64]], value[:64].to(self.data[found].device))
+        table = self.data[found]
+        same = torch.equal(table[call.batch.n_id[:64].to(table.device)], value[:64].to(table.device))
         return found if same else None  # a transform may have changed it
 
     def _level(self, kwargs: dict[str, Any]) -> int:

@@ -18,6 +18,7 @@ from adahop.loader import STATE, Batches, Made, moved
 from adahop.ops import random
 from adahop.pyg.align import align
 from adahop.pyg.batches import given_edges
+from adahop.pyg.cache import cache_of, cached
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, cut, cut_typed, draw_hops, weigh, weigh_typed
 from adahop.pyg.source import (
@@ -66,7 +67,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     `num_neighbors` draws nothing in that hop, -1 takes all. With `budget=True` a number is the total of a hop.
 
     With a `device` the graph, the sampler's state and all tensors of the data lie there, and batches are drawn and cut
-    there, in the caller's thread: nothing of a batch goes through the host. Without one, draws are the CPU's.
+    there, in the caller's thread: nothing of a batch goes through the host. Without one, draws are the CPU's. With a
+    `cache` besides, tables of node features stay in pinned memory of the host, and the rows that are most likely to be
+    read have a copy on the device: a share of the features (a float) or so many bytes (a whole number).
 
     One seed gives the same batches for any number of threads. Without `seed` it is that of `generator`, else the one
     last given to `torch.manual_seed` or `seed_everything` (if below 2^32), else 0. prefetch=d draws d batches ahead in
@@ -111,9 +114,11 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         pin_memory: bool = False,
         filter_per_worker: bool | None = None,
         device: torch.device | str | None = None,
+        cache: float | int | None = None,
         **options: Any,
     ):
-        self.data, graph = source(data, device)
+        room = cache_of(cache, device)
+        self.data, graph = source(data, device, tables=room is None)
         own, self._order = by_kind(sampler, neighbor_sampler)
         rest = pyg_options(options, type(self).__init__)
         drawn_by = node_sampler(
@@ -137,6 +142,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self.transform = function(transform, "transform")
         self.transform_sampler_output = function(transform_sampler_output, "transform_sampler_output")
         self.filter_per_worker = filter_per_worker is not None and flag(filter_per_worker, "filter_per_worker")
+        self.cache = None if room is None else cached(self.data, room, drawn_by, self.nodes, self.batch_size)
+        self._rest = self.data  # what batches are cut from
+        if self.cache is not None:
+            self.data, self._rest = self.cache.whole(self.data), self.cache.rest(self.data)
         self._told = False  # that a transform gave a batch other edges
         self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
 
@@ -212,10 +221,12 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     def view(self, seeds: Tensor, drawn: Hops) -> Any:
         out = self._transformed(self._ids[seeds], drawn)
         batch: Data | HeteroData
-        if isinstance(self.data, HeteroData):
-            batch = weigh_typed(cut_typed(self.data, out, str(self.input_type)), drawn)
+        if isinstance(self._rest, HeteroData):
+            batch = weigh_typed(cut_typed(self._rest, out, str(self.input_type)), drawn)
         else:
-            batch = weigh(cut(self.data, out), drawn)
+            batch = weigh(cut(self._rest, out), drawn)
+        if self.cache is not None:
+            self.cache.fill(batch, out.node)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
 
     def _transformed(self, ids: Tensor, hops: Hops) -> Any:
@@ -254,6 +265,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             "`transform` gave the batch edges that were not drawn, so its layers are not scaled and teach the sampler "
             "nothing; apply it to the data before the loader, as in ToUndirected()(data)"
         )
+
+    def hit_rate(self) -> float:
+        """The share of feature rows that were on the device since this was asked last; 1 where all of them are."""
+        return 1.0 if self.cache is None else self.cache.hit_rate()
 
     def back(self, done: bool) -> None:
         self._take_back(done)

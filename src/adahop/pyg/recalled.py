@@ -335,16 +335,19 @@ class Recalled:
 
 
 class _Own:
-    """An attribute of the data, read as if it were kept."""
+    """An attribute of the data, read as if it were kept; it may lie on the host while nodes do not."""
 
     def __init__(self, value: Tensor):
         self.value, self.shape = value, tuple(value.shape[1:])
 
     def flat(self, nodes: Tensor) -> Tensor:
-        return self.value[nodes].float().flatten(1)
+        return self.read(nodes).float().flatten(1)
 
     def read(self, nodes: Tensor) -> Tensor:
-        return self.value[nodes]
+        return self.value[nodes.to(self.value.device)].to(nodes.device)
 
     def sums(self, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
-        return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
+        if self.value.device == src.device:
+            return ops.gather_sum(self.value.float(), src, dst, coef, ptr)
+        nodes, at = src.unique(return_inverse=True)
+        return ops.gather_sum(self.flat(nodes), at, dst, coef, ptr)

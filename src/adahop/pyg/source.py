@@ -33,6 +33,7 @@ from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
+from adahop.pyg.cache import feature_tables, moved_but
 from adahop.pyg.rows import row_dtype
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.storage import storage_in
@@ -92,12 +93,15 @@ def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
     return torch.initial_seed() if torch.initial_seed() < USERS else 0
 
 
-def source(data: object, device: object = None) -> tuple[Data | HeteroData, Graph]:
+def source(data: object, device: object = None, tables: bool = True) -> tuple[Data | HeteroData, Graph]:
     """A PyG Data or HeteroData to cut batches from, and its graph, with the size of each edge weight where there are
-    weights. Both lie on the `device`; without one the graph lies on the CPU and the data stays where it is."""
+    weights. Both lie on the `device`, but for features of nodes where not `tables`; without one the graph lies on the
+    CPU and the data stays where it is."""
     at = None if device is None else device_of(device)
-    data, graph = _source(data)
-    return (data, graph) if at is None else (copy.copy(data).to(at), graph.to(at))
+    own, graph = _source(data)
+    if at is None:
+        return own, graph
+    return moved_but(own, at, {} if tables else feature_tables(own)), graph.to(at)
 
 
 def _source(data: object) -> tuple[Data | HeteroData, Graph]:
