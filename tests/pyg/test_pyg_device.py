@@ -146,7 +146,8 @@ def test_uniform_draws_are_those_of_the_cpu_s_kernels():
     "words",
     [
         {"disjoint": True}, {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"replace": True},
-        {"weight_attr": "edge_kind"}, {"budget": True}, {"sampler": [3, 1, 2, 9]}, {"batch_sampler": [[3, 1], [2]]},
+        {"weight_attr": "edge_kind"}, {"budget": True}, {"padded": True}, {"sampler": [3, 1, 2, 9]},
+        {"batch_sampler": [[3, 1], [2]]},
     ],
     ids=lambda words: next(iter(words)),
 )  # fmt: skip
@@ -365,7 +366,7 @@ def test_what_a_cache_cannot_be(cache, told):
 
 
 def test_a_cache_needs_a_device():
-    with pytest.raises(InputError, match="`cache` must be left out where no `device` is given, got 0.5"):
+    with pytest.raises(InputError, match=r"`cache` must be left out where no `device` is given, got 0\.5"):
         loader_of(cache=0.5)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +43,7 @@ class Learner:
     _layers: set[Propagate] = set()  # noqa: RUF012  of that model
     _rounds: int | None = None  # how many times layers passed messages in the last step
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
+    models_must: Callable[[nn.Module], None] | None = None  # raises where a model does not fit its batches
 
     @property
     def noise(self) -> float:
@@ -94,6 +95,8 @@ class Learner:
         self._remember(model)
 
     def _attend(self, model: nn.Module) -> None:
+        if self.models_must is not None:
+            self.models_must(model)
         self._layers = {ours for conv in layers_of(model).values() if (ours := scale_of(scaled(conv))) is not None}
         Root.of(model).join(self)
         self._remember(model)

@@ -21,6 +21,7 @@ from adahop.pyg.batches import given_edges
 from adahop.pyg.cache import cache_of, cached
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, cut, cut_typed, draw_hops, weigh, weigh_typed
+from adahop.pyg.padding import Room, by_itself, mask, pad, pads, room_of
 from adahop.pyg.source import (
     by_kind,
     estimator_of,
@@ -71,6 +72,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     `cache` besides, tables of node features stay in pinned memory of the host, and the rows that are most likely to be
     read have a copy on the device: a share of the features (a float) or so many bytes (a whole number).
 
+    padded=True gives every batch as many nodes and edges, those that the largest could need: the ones added come last
+    (`node_mask` and `edge_mask` are False), with edges of scale 0 among themselves, so that sums, means, softmax and
+    any other aggregation of the batch's own nodes are what they were. A model that is compiled sees one shape.
+
     One seed gives the same batches for any number of threads. Without `seed` it is that of `generator`, else the one
     last given to `torch.manual_seed` or `seed_everything` (if below 2^32), else 0. prefetch=d draws d batches ahead in
     threads; `transform` still runs in the caller's, unless `filter_per_worker` is set. `pin_memory` is as in PyG.
@@ -115,6 +120,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         filter_per_worker: bool | None = None,
         device: torch.device | str | None = None,
         cache: float | int | None = None,
+        padded: bool = False,
         **options: Any,
     ):
         room = cache_of(cache, device)
@@ -146,6 +152,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self._rest = self.data  # what batches are cut from
         if self.cache is not None:
             self.data, self._rest = self.cache.whole(self.data), self.cache.rest(self.data)
+        self._room: Room | None = None  # of padded batches
+        if pads(padded, drawn_by, self._kind, self.estimator, batch_sampler):
+            twice = self._order is not None or self.nodes.unique().numel() < self.nodes.numel()
+            self._room, self.models_must = room_of(drawn_by, self.batch_size, self.disjoint, twice), by_itself
         self._told = False  # that a transform gave a batch other edges
         self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
 
@@ -216,7 +226,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return [part for part in parts if part.numel() == self.batch_size or not self.drop_last]
 
     def sample(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
-        return draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
+        hops = draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
+        return hops if self._room is None else pad(hops, self._room)
 
     def view(self, seeds: Tensor, drawn: Hops) -> Any:
         out = self._transformed(self._ids[seeds], drawn)
@@ -225,6 +236,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             batch = weigh_typed(cut_typed(self._rest, out, str(self.input_type)), drawn)
         else:
             batch = weigh(cut(self._rest, out), drawn)
+            batch = batch if self._room is None else mask(batch, drawn)
         if self.cache is not None:
             self.cache.fill(batch, out.node)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
