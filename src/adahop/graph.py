@@ -207,15 +207,15 @@ class Graph:
     ) -> Graph:
         """A graph of several relations, each with its [2, E] in the ids of its own types. Nothing is checked."""
         start = dict(zip(num_nodes, [0, *torch.tensor(list(num_nodes.values())).cumsum(0).tolist()], strict=False))
-        kinds, n = tuple(edges), sum(num_nodes.values())
+        kinds, n, device = tuple(edges), sum(num_nodes.values()), next(iter(edges.values())).device
         src = torch.cat([edges[k][0] + start[k[0]] for k in kinds])
         dst = torch.cat([edges[k][1] + start[k[2]] for k in kinds])
         many = [edges[k].shape[1] for k in kinds]
-        relation = torch.arange(len(kinds)).repeat_interleave(torch.tensor(many))
+        relation = torch.arange(len(kinds), device=device).repeat_interleave(torch.tensor(many, device=device))
         key = (dst * len(kinds) + relation) * 2 + (src != dst)
         order = torch.argsort(key, stable=True)
         if len(num_nodes) == len(kinds) == 1:  # every node has its row, as in a graph without types
-            row, row_of, size = torch.arange(n), dst[order], torch.bincount(dst, minlength=n)
+            row, row_of, size = torch.arange(n, device=device), dst[order], torch.bincount(dst, minlength=n)
         else:
             row, row_of, size = torch.unique_consecutive(key[order] // 2, return_inverse=True, return_counts=True)
         indptr, loop = pointer(size), src == dst
@@ -224,7 +224,7 @@ class Graph:
             first = first + torch.zeros_like(size).index_add_(0, row_of, loop[order].long())
         sources = pointer(torch.tensor([num_nodes[k[0]] for k in kinds]))
         own = row % len(kinds)
-        shift = (sources[:-1] - torch.tensor([start[k[0]] for k in kinds]))[own]
+        shift = (sources[:-1] - torch.tensor([start[k[0]] for k in kinds])).to(device)[own]
         ptr = pointer(torch.bincount(row // len(kinds), minlength=n))
         types = Types(start, kinds, tuple(pointer(torch.tensor(many)).tolist()), ptr, own, shift, int(sources[-1]))
         w = None if weight is None else torch.cat([weight[k] for k in kinds])[order]
@@ -242,8 +242,9 @@ class Graph:
         if bool(loop.any()) or not (ordered or bool((dst[1:] >= dst[:-1]).all())):
             order = torch.argsort(2 * dst + (~loop), stable=True)
             src, weight = src[order], None if weight is None else weight[order]
-        degree = torch.bincount(dst, minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
-        loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
+        none = torch.zeros(n, dtype=torch.long, device=dst.device)
+        degree = torch.bincount(dst, minlength=n) if dst.numel() else none
+        loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else none
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         eid = None if order is None else _small(order, src.numel())
         first = indptr[:-1] + loops if bool(loops.any()) else indptr[:-1]  # the same memory: a line less to read

@@ -22,7 +22,6 @@ from adahop.checks import (
     as_tensor,
     count,
     device_of,
-    edge_weights,
     flag,
     node_ids,
     of_kind,
@@ -97,40 +96,40 @@ def source(data: object, device: object = None, tables: bool = True) -> tuple[Da
     """A PyG Data or HeteroData to cut batches from, and its graph, with the size of each edge weight where there are
     weights. Both lie on the `device`, but for features of nodes where not `tables`; without one the graph lies on the
     CPU and the data stays where it is."""
-    at = None if device is None else device_of(device)
-    own, graph = _source(data)
-    if at is None:
-        return own, graph
-    return moved_but(own, at, {} if tables else feature_tables(own)), graph.to(at)
-
-
-def _source(data: object) -> tuple[Data | HeteroData, Graph]:
-    if isinstance(data, HeteroData):
-        return _typed_source(data)
-    if not isinstance(data, Data):
+    if not isinstance(data, Data | HeteroData):
         raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
-    if isinstance(data.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel with batches
-        kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
-        return Data(edge_index=data.edge_index, **kept), data.graph.undescribed()  # batches have their own edge_attr
-    weight = getattr(data, "edge_weight", None)
-    if not isinstance(weight, Tensor) or not bool((weight < 0).any()):
-        return data, Graph.from_data(data, edge_attr=False).to("cpu")
-    size = edge_weights(weight.detach().abs(), data.edge_index.shape[1], "edge_weight")  # a sign changes no odds
-    return data, Graph.from_edge_index(data.edge_index, size, num_nodes=data.num_nodes).to("cpu")
+    at = torch.device("cpu") if device is None else device_of(device)
+    own = _own_graph(data)
+    if own is not None:  # our own data sets; their graph must not travel with batches, which have their own edge_attr
+        data, own = _without_graph(data), own.undescribed()
+    if device is not None:
+        data = moved_but(data, at, {} if tables else feature_tables(data))
+    return data, (Graph.from_data(_sized(data), edge_attr=False) if own is None else own).to(at)
 
 
-def _typed_source(data: HeteroData) -> tuple[HeteroData, Graph]:
+def _own_graph(data: Data | HeteroData) -> Graph | None:
     stores = data.to_dict()
-    own = stores["_global_store"].get("graph")
-    if isinstance(own, Graph):  # our own data sets
-        return HeteroData.from_dict({k: v for k, v in stores.items() if k != "_global_store"}), own.undescribed()
+    found = (stores["_global_store"] if isinstance(data, HeteroData) else stores).get("graph")
+    return found if isinstance(found, Graph) else None
+
+
+def _without_graph(data: Data | HeteroData) -> Data | HeteroData:
+    if isinstance(data, HeteroData):
+        return HeteroData.from_dict({k: v for k, v in data.to_dict().items() if k != "_global_store"})
+    kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
+    return Data(edge_index=data.edge_index, **kept)
+
+
+def _sized(data: Data | HeteroData) -> Data | HeteroData:
+    """With the size of each edge weight where some are negative: a sign changes no odds."""
     sized = data
-    for relation in data.edge_types:
-        weight = data[relation].get("edge_weight")
+    for store in data.edge_stores:
+        weight = store.get("edge_weight")
         if isinstance(weight, Tensor) and bool((weight < 0).any()):
             sized = copy.copy(data) if sized is data else sized
-            sized[relation].edge_weight = weight.detach().abs()
-    return data, Graph.from_data(sized, edge_attr=False).to("cpu")
+            of = sized if store._key is None else sized[store._key]
+            of.edge_weight = weight.detach().abs()
+    return sized
 
 
 def sizes_of(num_neighbors: object, types: Types | None) -> tuple[Any, frozenset[int]]:
