@@ -3,6 +3,10 @@
 A graph is captured for every batch size that comes up, after the size was run once as it is, so the last and smaller
 batch of an epoch has one of its own. All that a step changes (weights, moments, policy, history, the random streams'
 step) lives on the device, so a replay is a step, and the run is the one that it would have been without.
+
+An estimator that reads all neighbours of every target (attention with a memory) has no shape of its own: it is given
+room for some more edges than were met so far. The draw is then a graph by itself, after which the host reads how many
+edges there are; a step that needs more room runs eagerly, on the same draws, and the next one is captured anew.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,10 +23,13 @@ from adahop.block import Block, Seeds
 from adahop.features import Features
 from adahop.samplers.loop import sample
 from adahop.step import Steps, train_step
+from adahop.sum import Sum
 
 if TYPE_CHECKING:
+    from adahop.models import GNN
     from adahop.run import Run
 
+MORE, STEP = 1.25, 256  # room beside what was needed, and the multiples that it comes in
 WARM = 2  # steps run as they are before the first capture: kernels compile, optimizers make their state
 
 
@@ -58,11 +65,47 @@ class Targets(NamedTuple):
 
 
 class CapturedStep(NamedTuple):
-    """A captured step: fill `seeds`, replay, read `loss`."""
+    """A captured step: fill `seeds`, replay, read `loss`. Where its sums have rooms, the `draw` of its `blocks` is a
+    graph of its own, replayed before."""
 
     graph: Any
     seeds: Tensor
     loss: Tensor
+    draw: Any = None
+    blocks: list[Block] | None = None
+
+
+class Rooms:
+    """Room for all neighbours of a step's targets, where a model's sums read them, per batch size."""
+
+    def __init__(self, model: GNN):
+        self.sums = {int(layer): how for layer, how in model.memories.items() if cast(Sum, how).roomy}
+        self.edges: dict[int, list[int]] = {}
+
+    def needed(self, blocks: list[Block]) -> list[int]:
+        """How many edges each of the sums reads in a step."""
+        return torch.stack([cast(Sum, how).needs(blocks[layer]) for layer, how in self.sums.items()]).tolist()
+
+    def hold(self, size: int, needed: list[int]) -> bool:
+        """Whether they fit; where not, there is more room from now on."""
+        held = self.edges.get(size, [-1] * len(needed))
+        self.edges[size] = [
+            have if need <= have else int(MORE * need) // STEP * STEP + STEP
+            for need, have in zip(needed, held, strict=True)
+        ]
+        return self.edges[size] == held
+
+    @contextlib.contextmanager
+    def within(self, size: int | None) -> Iterator[None]:
+        """Inside, sums have the shape of a batch size; None: as it comes."""
+        given = [None] * len(self.sums) if size is None else self.edges.get(size, [])
+        for how, edges in zip(self.sums.values(), given, strict=True):
+            cast(Sum, how).room = edges
+        try:
+            yield
+        finally:
+            for how in self.sums.values():
+                cast(Sum, how).room = None
 
 
 class DeviceSteps(Steps):
@@ -73,6 +116,7 @@ class DeviceSteps(Steps):
         self.capture, self.nodes = capture, run.loader.nodes
         self.recorded: dict[int, CapturedStep] = {}
         self.done: dict[int, int] = {}
+        self.rooms = Rooms(run.model)
         self.stream = torch.cuda.Stream() if capture else None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Targets]]:
@@ -85,21 +129,38 @@ class DeviceSteps(Steps):
             return self.step(seeds)
         size = seeds.numel()
         if size not in self.recorded:
-            if self.done.get(size, 0) < (1 if self.recorded else WARM):
+            if self.done.get(size, 0) < (1 if self.recorded and not self.rooms.sums else WARM):
                 self.done[size] = self.done.get(size, 0) + 1
                 return self.aside(seeds)
             if not self.record(size):
                 return self.step(seeds)
         held = self.recorded[size]
         held.seeds.copy_(seeds)
+        if held.blocks is not None:
+            held.draw.replay()
+            if not self.rooms.hold(size, self.rooms.needed(held.blocks)):
+                del self.recorded[size]
+                return self.rest(seeds, held.blocks)
         held.graph.replay()
         return held.loss
 
     def step(self, seeds: Tensor) -> Tensor:
+        """A step as it is. Before a capture it has the captured shape, where what it needs is known from another."""
+        blocks, size = self.draw(seeds), seeds.numel()
+        fits = self.capture and bool(self.rooms.sums) and self.rooms.hold(size, self.rooms.needed(blocks))
+        with self.rooms.within(size if fits else None):
+            return self.rest(seeds, blocks)
+
+    @torch.no_grad()
+    def draw(self, seeds: Tensor) -> list[Block]:
         run = self.run
-        with torch.no_grad():
-            blocks = sample(run.sampler, Seeds(seeds), run.padded)
-            run.sampler.step += 1
+        blocks = sample(run.sampler, Seeds(seeds), run.padded)
+        run.sampler.step += 1
+        return blocks
+
+    def rest(self, seeds: Tensor, blocks: list[Block]) -> Tensor:
+        """All of a step but its draw."""
+        run = self.run
         assert run.features is not None
         batch = Batch(blocks, run.features, run.data.y[seeds])
         with torch.autograd.set_multithreading_enabled(False):  # one device: handing over to its thread only costs
@@ -121,10 +182,14 @@ class DeviceSteps(Steps):
         """Capture a step of this size; what prevents it is warned of once, and steps then run eagerly."""
         seeds = torch.zeros(size, dtype=torch.long, device=self.nodes.device)
         graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
+        draw, blocks = torch.cuda.CUDAGraph() if self.rooms.sums else None, None
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                loss = self.step(seeds)
+            if draw is not None:
+                with torch.cuda.graph(draw):
+                    blocks = self.draw(seeds)
+            with torch.cuda.graph(graph, pool=None if draw is None else draw.pool()), self.rooms.within(size):
+                loss = self.rest(seeds, self.draw(seeds) if blocks is None else blocks)
         except Exception as e:
             self.capture = False
             said = (str(e).strip() or type(e).__name__).splitlines()[0]
@@ -132,7 +197,7 @@ class DeviceSteps(Steps):
             self.run.optimizer.zero_grad(set_to_none=True)
             _restore(chance)
             return False
-        self.recorded[size] = CapturedStep(graph, seeds, loss)
+        self.recorded[size] = CapturedStep(graph, seeds, loss, draw, blocks)
         return True
 
 
@@ -154,7 +219,7 @@ def steps(run: Run) -> Steps:
         why = "its method has no fixed fan-out, or Triton is not there"
     elif run.sampler.syncs:
         why = "its policy reads from the device at every step"
-    elif not all(how.shaped for how in run.model.sums_kept()):
+    elif not all(how.shaped or how.roomy for how in run.model.sums_kept()):
         why = "its estimator reads all neighbours of every target, as many as they are"
     if why and wanted:
         warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {why}", stacklevel=2)

@@ -407,6 +407,21 @@ class Graph:
         one = torch.ones(pos.numel(), device=self.device)
         return self.described(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
 
+    def in_edges_within(self, nodes: Tensor, room: int) -> Block:
+        """All in-edges of some nodes and more, `room` in all: a shape that the nodes do not change. No size is read.
+
+        The edges that are added come after those of `ptr` and have scale 0; each is the last edge of one of the nodes
+        once more, so that no node's largest score changes. `room` must hold the edges: those beyond it are left out.
+        """
+        many, start, last = nodes.numel(), self.indptr[nodes], self.last[nodes]
+        ptr, place = pointer(last - start), torch.arange(room, device=self.device)
+        real = place < ptr[-1]
+        row = torch.where(real, (torch.searchsorted(ptr, place, right=True) - 1).clamp(max=many - 1), place % many)
+        pos = torch.where(real, start[row] + place - ptr[row], (last[row] - 1).clamp(min=0))
+        src, e_id, weight = self.at(pos)
+        ends, one, ptr = torch.stack([src, row]), torch.ones(room, device=self.device), ptr.clamp(max=room)
+        return self.described(Block(nodes, many, ends, e_id, weight, one, real.float(), ptr, pos, target=nodes))
+
     def of_relation(self, relation: int) -> Graph:
         """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""
         assert self.types is not None

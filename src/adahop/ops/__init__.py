@@ -21,7 +21,7 @@ from adahop.ops.drawing import (
 )
 from adahop.ops.layout import normalise, prepend
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
-from adahop.ops.numbering import forget, in_order, induced, number, relabel
+from adahop.ops.numbering import forget, in_order, induced, number, relabel, relabel_within
 from adahop.ops.pages import ask_for, in_file, no_more_than_asked
 from adahop.ops.products import product
 from adahop.ops.registry import OPS, Op, register, uncast

@@ -33,6 +33,21 @@ def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([dst, others]), number[src]
 
 
+def relabel_within(dst: Tensor, src: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """`relabel` in a shape that does not depend on the ids, of a graph with so many nodes: `n_id` has room for as many
+    others as there can be, filled up with node 0."""
+    n, room = dst.numel(), min(src.numel(), nodes)
+    everyone = torch.cat([dst, src])
+    place = torch.arange(everyone.numel(), device=dst.device)
+    number = torch.full((nodes + 1,), everyone.numel(), device=dst.device).scatter_reduce_(0, everyone, place, "amin")
+    new = number[src] == place[n:]
+    rank = n - 1 + new.cumsum(0)
+    number.scatter_(0, torch.where(new, src, nodes), rank)  # the last entry takes what is not to be written
+    n_id = torch.cat([dst, dst.new_zeros(room + 1)])
+    n_id.scatter_(0, torch.where(new, rank, n + room), src)
+    return n_id[:-1], number[src]
+
+
 def number(
     dst: Tensor, drawn: Drawn | Plan, edges: Edges, target: Tensor | None, scratch: Tensor, known: bool | None
 ) -> Numbered:

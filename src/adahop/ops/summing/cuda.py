@@ -185,7 +185,7 @@ def widened(weight: Tensor, h: Tensor) -> Tensor:
 def edge_dot(h: Tensor, src: Tensor, rows: Tensor | None, grad: Tensor, ptr: Tensor, drop=None, near=None) -> Tensor:
     """[M, H]: <h[source, a], grad[target, a]>, or with grad [H, C] the same row for every target."""
     heads, width, every = grad.shape[-2], grad.shape[-1], int(grad.dim() == 3)
-    out = torch.empty(src.numel(), heads, device=src.device)
+    out = torch.zeros(src.numel(), heads, device=src.device)  # edges after those of `ptr` count for nothing
     if ptr.numel() > 1:
         cuda_rows.edge_dot[(ptr.numel() - 1, heads)](
             out, h, src, src if rows is None else rows, grad.contiguous(), ptr, *_extra(h, src, drop, near), width,
