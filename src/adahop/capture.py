@@ -6,7 +6,8 @@ step) lives on the device, so a replay is a step, and the run is the one that it
 
 An estimator that reads all neighbours of every target (attention with a memory) has no shape of its own: it is given
 room for some more edges than were met so far. The draw is then a graph by itself, after which the host reads how many
-edges there are; a step that needs more room runs eagerly, on the same draws, and the next one is captured anew.
+edges there are; a step that needs more room runs eagerly, on the same draws, and the next one is captured anew. A draw
+that itself reads back from the device (of the policy `attended`) stays outside, and its blocks are copied in.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class DeviceSteps(Steps):
         """One step: captured where its size was met often enough, else as it is."""
         if not self.capture:
             return self.step(seeds)
+        if self.run.sampler.draw_syncs:
+            return self.take_drawn(seeds, self.draw(seeds))
         size = seeds.numel()
         if size not in self.recorded:
             if self.done.get(size, 0) < (1 if self.recorded and not self.rooms.sums else WARM):
@@ -141,6 +144,26 @@ class DeviceSteps(Steps):
             if not self.rooms.hold(size, self.rooms.needed(held.blocks)):
                 del self.recorded[size]
                 return self.rest(seeds, held.blocks)
+        held.graph.replay()
+        return held.loss
+
+    def take_drawn(self, seeds: Tensor, blocks: list[Block]) -> Tensor:
+        """The rest of a step after its draw, captured likewise."""
+        size = seeds.numel()
+        fits = not self.rooms.sums or self.rooms.hold(size, self.rooms.needed(blocks))
+        if not fits:
+            self.recorded.pop(size, None)
+        if size not in self.recorded:
+            if not fits or self.done.get(size, 0) < WARM:
+                self.done[size] = self.done.get(size, 0) + 1
+                return self.aside(seeds, blocks, size if fits else None)
+            if not self.record(size, blocks):
+                return self.rest(seeds, blocks)
+        held = self.recorded[size]
+        held.seeds.copy_(seeds)
+        assert held.blocks is not None
+        for kept, block in zip(held.blocks, blocks, strict=True):
+            _copy(kept, block)
         held.graph.replay()
         return held.loss
 
@@ -169,20 +192,24 @@ class DeviceSteps(Steps):
             how.settle()
         return loss
 
-    def aside(self, seeds: Tensor) -> Tensor:
-        """A step on a stream of its own, as captures ask of what runs before them."""
+    def aside(self, seeds: Tensor, blocks: list[Block] | None = None, room: int | None = None) -> Tensor:
+        """A step, or the rest of one, on a stream of its own, as captures ask of what runs before them."""
         assert self.stream is not None
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            loss = self.step(seeds)
+        with torch.cuda.stream(self.stream), self.rooms.within(room):
+            loss = self.step(seeds) if blocks is None else self.rest(seeds, blocks)
         torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
-    def record(self, size: int) -> bool:
-        """Capture a step of this size; what prevents it is warned of once, and steps then run eagerly."""
+    def record(self, size: int, like: list[Block] | None = None) -> bool:
+        """Capture a step of this size; what prevents it is warned of once, and steps then run eagerly.
+
+        With blocks `like` those to come, the rest of a step alone.
+        """
         seeds = torch.zeros(size, dtype=torch.long, device=self.nodes.device)
         graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
-        draw, blocks = torch.cuda.CUDAGraph() if self.rooms.sums else None, None
+        draw = torch.cuda.CUDAGraph() if self.rooms.sums and like is None else None
+        blocks = None if like is None else [_copy_of(block) for block in like]
         try:
             torch.cuda.synchronize()
             if draw is not None:
@@ -199,6 +226,21 @@ class DeviceSteps(Steps):
             return False
         self.recorded[size] = CapturedStep(graph, seeds, loss, draw, blocks)
         return True
+
+
+def _tensors(block: Block) -> list[Tensor]:
+    """All of a block, features of its edges too."""
+    return [t for part in block for t in (part if isinstance(part, tuple) else (part,)) if isinstance(t, Tensor)]
+
+
+def _copy_of(block: Block) -> Block:
+    attr = None if block.attr is None else tuple(t.clone() for t in block.attr)
+    return Block._make(t.clone() if isinstance(t, Tensor) else t for t in block)._replace(attr=attr)
+
+
+def _copy(to: Block, block: Block) -> None:
+    for old, new in zip(_tensors(to), _tensors(block), strict=True):
+        old.copy_(new)
 
 
 def _restore(chance: Tensor) -> None:

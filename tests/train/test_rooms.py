@@ -19,8 +19,9 @@ ESTIMATORS = ["exact+sums", "exact+history", "exact+scores", "history"]
 
 @pytest.fixture(autouse=True)
 def padded(monkeypatch):
-    """Blocks have a fixed shape on any device."""
+    """Blocks have a fixed shape on any device, and no step is captured."""
     monkeypatch.setattr(ops, "pads", lambda at: True)
+    monkeypatch.setattr(capture, "WARM", 1 << 30)
 
 
 def steps_of(model: str, estimator: str, dropout: float = 0.0, method: str = "adahop") -> DeviceSteps:
@@ -30,15 +31,19 @@ def steps_of(model: str, estimator: str, dropout: float = 0.0, method: str = "ad
                     dropout=dropout, noise=0.0)  # fmt: skip
     run = Run(data, config, 0)
     run.padded = Padded.of(run.sampler, bare=True)
+    assert run.padded is not None
     run.features = Features(run.data.x, "cpu")
     return DeviceSteps(run, capture=False)
 
 
 def in_rooms(steps: DeviceSteps) -> DeviceSteps:
-    """The steps as they are captured, run one by one."""
-    steps.capture = True
-    steps.record = lambda size: False
-    steps.aside = steps.step
+    """The steps as they are before a capture, in the captured shape, one by one."""
+
+    def aside(seeds, blocks=None, room=None):
+        with steps.rooms.within(room):
+            return steps.step(seeds) if blocks is None else steps.rest(seeds, blocks)
+
+    steps.capture, steps.aside = True, aside
     return steps
 
 
@@ -104,10 +109,11 @@ def test_with_dropout_the_room_plays_no_part():
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_step_in_a_room_reads_nothing_back(monkeypatch, estimator, dropout):
-    """What a CUDA graph asks of it: between the draw and the next step the host neither waits nor copies. Learning has
-    kernels of its own on a GPU and is left out."""
+    """What a CUDA graph asks of it: between the draw and the next step the host neither waits nor copies. The update of
+    the norms is a kernel of its own on a GPU and is left out."""
     monkeypatch.setenv("ADAHOP_REFERENCE", "1")
-    here = steps_of("gat", estimator, dropout, "graphsage")
+    monkeypatch.setattr(ops, "track", lambda *given: False)
+    here = steps_of("gat", estimator, dropout)
     with pretended() as reads:
         steps = on(here, ELSEWHERE)
         seeds = torch.arange(7, device=ELSEWHERE)
@@ -151,7 +157,7 @@ class Counted:
 
 def test_a_step_that_needs_more_room_runs_as_it_comes():
     """On the blocks that the captured draw has drawn; then the step is captured anew, with more room."""
-    plain, ours = steps_of("gat", "exact+sums"), steps_of("gat", "exact+sums")
+    plain, ours = (steps_of("gat", "exact+sums", method="bs") for _ in range(2))
     seeds = ours.nodes[:7]
     want = float(plain.step(seeds))
     ours.capture, blocks, draw = True, ours.draw(seeds), Counted()
@@ -162,13 +168,61 @@ def test_a_step_that_needs_more_room_runs_as_it_comes():
 
 
 def test_a_step_with_room_is_replayed():
-    ours = steps_of("gat", "exact+sums")
+    ours = steps_of("gat", "exact+sums", method="bs")
     seeds, draw, graph = ours.nodes[:7], Counted(), Counted()
     blocks, ours.capture = ours.draw(seeds), True
     ours.rooms.hold(7, ours.rooms.needed(blocks))
     ours.recorded[7] = capture.CapturedStep(graph, torch.zeros_like(seeds), torch.tensor(5.0), draw, blocks)
     assert float(ours.take(seeds)) == 5.0 and (draw.times, graph.times) == (1, 1)
     assert torch.equal(ours.recorded[7].seeds, seeds)
+
+
+def drawn_outside() -> tuple[DeviceSteps, torch.Tensor, list]:
+    """The preset's: its policy looks at all neighbours to draw, so that the draw is no part of what is captured."""
+    ours = steps_of("gat", "exact+sums")
+    assert ours.run.sampler.draw_syncs
+    seeds = ours.nodes[:7]
+    ours.capture, blocks = True, ours.draw(seeds)
+    return ours, seeds, blocks
+
+
+def test_a_draw_outside_of_what_is_captured_is_copied_in():
+    ours, seeds, blocks = drawn_outside()
+    ours.rooms.hold(7, ours.rooms.needed(blocks))
+    empty = [capture._copy_of(b) for b in blocks]
+    for block in empty:
+        block.n_id.zero_()
+    graph = Counted()
+    ours.recorded[7] = capture.CapturedStep(graph, torch.zeros_like(seeds), torch.tensor(5.0), None, empty)
+    ours.run.sampler.step -= 1  # the same draw once more
+    assert float(ours.take(seeds)) == 5.0 and graph.times == 1
+    kept = ours.recorded[7]
+    assert torch.equal(kept.seeds, seeds)
+    assert all(torch.equal(a.n_id, b.n_id) and torch.equal(a.scale, b.scale)
+               for a, b in zip(kept.blocks, blocks, strict=True))  # fmt: skip
+
+
+def test_a_draw_outside_that_needs_more_room():
+    ours, seeds, blocks = drawn_outside()
+    in_rooms(ours).rooms.edges[7] = [1, 1]
+    ours.recorded[7] = capture.CapturedStep(Never(), seeds.clone(), torch.zeros(()), None, blocks)
+    assert 0 < float(ours.take(seeds)) < 5 and 7 not in ours.recorded and ours.rooms.edges[7] == [256, 256]
+
+
+def test_attended_draws_in_slots_are_its_draws(monkeypatch):
+    """Of each target the same places with the same probabilities, weights of the graph, and empty slots of scale 0."""
+    monkeypatch.setenv("ADAHOP_REFERENCE", "1")  # forms of a draw by weights take edges in other orders
+    steps = steps_of("gat", "exact+sums")
+    sampler, seeds = steps.run.sampler, torch.arange(0, 30, 2)
+    sampler.policy.square[1].uniform_(0.5, 2.0)
+    plain = sampler.sample(seeds)[1]
+    sampler.step -= 1
+    block = sampler.sample(seeds, Padded.of(sampler))[1]
+    used = block.scale > 0
+    assert block.slots and torch.equal(used.view(15, -1).sum(1), plain.ptr.diff()) and not bool(used.all())
+    assert torch.equal(block.pos[used], plain.pos) and torch.allclose(block.prob[used], plain.prob)
+    assert torch.allclose(block.scale[used], plain.scale) and torch.equal(block.weight[used], plain.weight)
+    assert torch.equal(block.n_id[block.src][used], plain.n_id[plain.src]) and not bool(block.weight[~used].any())
 
 
 def test_room_grows_by_what_was_needed():
