@@ -207,15 +207,15 @@ class Graph:
     ) -> Graph:
         """A graph of several relations, each with its [2, E] in the ids of its own types. Nothing is checked."""
         start = dict(zip(num_nodes, [0, *torch.tensor(list(num_nodes.values())).cumsum(0).tolist()], strict=False))
-        kinds, n = tuple(edges), sum(num_nodes.values())
+        kinds, n, device = tuple(edges), sum(num_nodes.values()), next(iter(edges.values())).device
         src = torch.cat([edges[k][0] + start[k[0]] for k in kinds])
         dst = torch.cat([edges[k][1] + start[k[2]] for k in kinds])
         many = [edges[k].shape[1] for k in kinds]
-        relation = torch.arange(len(kinds)).repeat_interleave(torch.tensor(many))
+        relation = torch.arange(len(kinds), device=device).repeat_interleave(torch.tensor(many, device=device))
         key = (dst * len(kinds) + relation) * 2 + (src != dst)
         order = torch.argsort(key, stable=True)
         if len(num_nodes) == len(kinds) == 1:  # every node has its row, as in a graph without types
-            row, row_of, size = torch.arange(n), dst[order], torch.bincount(dst, minlength=n)
+            row, row_of, size = torch.arange(n, device=device), dst[order], torch.bincount(dst, minlength=n)
         else:
             row, row_of, size = torch.unique_consecutive(key[order] // 2, return_inverse=True, return_counts=True)
         indptr, loop = pointer(size), src == dst
@@ -224,7 +224,7 @@ class Graph:
             first = first + torch.zeros_like(size).index_add_(0, row_of, loop[order].long())
         sources = pointer(torch.tensor([num_nodes[k[0]] for k in kinds]))
         own = row % len(kinds)
-        shift = (sources[:-1] - torch.tensor([start[k[0]] for k in kinds]))[own]
+        shift = (sources[:-1] - torch.tensor([start[k[0]] for k in kinds])).to(device)[own]
         ptr = pointer(torch.bincount(row // len(kinds), minlength=n))
         types = Types(start, kinds, tuple(pointer(torch.tensor(many)).tolist()), ptr, own, shift, int(sources[-1]))
         w = None if weight is None else torch.cat([weight[k] for k in kinds])[order]
@@ -242,8 +242,9 @@ class Graph:
         if bool(loop.any()) or not (ordered or bool((dst[1:] >= dst[:-1]).all())):
             order = torch.argsort(2 * dst + (~loop), stable=True)
             src, weight = src[order], None if weight is None else weight[order]
-        degree = torch.bincount(dst, minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
-        loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else torch.zeros(n, dtype=torch.long)
+        none = torch.zeros(n, dtype=torch.long, device=dst.device)
+        degree = torch.bincount(dst, minlength=n) if dst.numel() else none
+        loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else none
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         eid = None if order is None else _small(order, src.numel())
         first = indptr[:-1] + loops if bool(loops.any()) else indptr[:-1]  # the same memory: a line less to read
@@ -405,6 +406,21 @@ class Graph:
         found = Numbered(n_id, torch.stack([src, row if rows.target is None else rows.target[row]]), e_id, weight)
         one = torch.ones(pos.numel(), device=self.device)
         return self.described(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
+
+    def in_edges_within(self, nodes: Tensor, room: int) -> Block:
+        """All in-edges of some nodes and more, `room` in all: a shape that the nodes do not change. No size is read.
+
+        The edges that are added come after those of `ptr` and have scale 0; each is the last edge of one of the nodes
+        once more, so that no node's largest score changes. `room` must hold the edges: those beyond it are left out.
+        """
+        many, start, last = nodes.numel(), self.indptr[nodes], self.last[nodes]
+        ptr, place = pointer(last - start), torch.arange(room, device=self.device)
+        real = place < ptr[-1]
+        row = torch.where(real, (torch.searchsorted(ptr, place, right=True) - 1).clamp(max=many - 1), place % many)
+        pos = torch.where(real, start[row] + place - ptr[row], (last[row] - 1).clamp(min=0))
+        src, e_id, weight = self.at(pos)
+        ends, one, ptr = torch.stack([src, row]), torch.ones(room, device=self.device), ptr.clamp(max=room)
+        return self.described(Block(nodes, many, ends, e_id, weight, one, real.float(), ptr, pos, target=nodes))
 
     def of_relation(self, relation: int) -> Graph:
         """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -154,7 +154,7 @@ class Batches(Generic[Own, Drawn]):
         self._deferring.add(epoch)
         for blocks, energy in pending:
             self.sampler.update(blocks, energy)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch")
+        pool = ops.helper(self.sampler.graph.indptr)
         try:
             yield from self._in_turn(
                 epoch, seeds, lambda part: pool.submit(self._learn_then_make, self.sampler.release(), part)
@@ -330,14 +330,14 @@ def _rows(table: RowTable, ids: Tensor) -> Tensor:
 
 def as_blocks(plain: list[Any], device: torch.device) -> list[Block]:
     """Blocks that a checkpoint holds as tuples."""
+    return [cast(Any, Block)(*block) for block in moved(plain, device)]  # states of version 0.1 have fewer fields
 
-    def moved(t: Any) -> Any:
-        if isinstance(t, tuple):
-            return tuple(map(moved, t))
-        return t.to(device) if torch.is_tensor(t) else t
 
-    blocks = [[moved(t) for t in block] for block in plain]
-    return [cast(Any, Block)(*block) for block in blocks]  # states of version 0.1 have fewer fields
+def moved(plain: Any, device: torch.device) -> Any:
+    """Tuples and lists of tensors and others, with the tensors on a device."""
+    if isinstance(plain, tuple | list):
+        return type(plain)(moved(t, device) for t in plain)
+    return plain.to(device) if torch.is_tensor(plain) else plain
 
 
 def _done(value: Made[Drawn]) -> Future[Made[Drawn]]:

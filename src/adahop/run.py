@@ -55,10 +55,11 @@ class Result:
 
 
 class Drawing(NamedTuple):
-    """A sampler, and the fixed shape of its blocks on a GPU."""
+    """A sampler, and the fixed shape of its blocks on a GPU, or why they have none."""
 
     sampler: Sampler
     padded: Padded | None
+    unpadded: str | None
 
 
 class Average:
@@ -193,7 +194,7 @@ class Run:
         self.average = Average(self.model, config.average)
         self.race = self._race()
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
-        self.own = Drawing(self.sampler, self.padded)
+        self.own = Drawing(self.sampler, self.padded, self.unpadded)
         self.uniform = self._uniform() if self.race is not None else None  # in the race's second arm
         self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
@@ -226,14 +227,17 @@ class Run:
         own = self.own.sampler
         even = NeighborSampler(own.graph, [DRAWS] * len(self.config.sizes), seed=own.seed).to(self.config.device)
         even.step, even.epochs = own.step, own.epochs
-        return Drawing(even, None if self.padded is None else Padded.of(even, bare=True))
+        if self.padded is None:
+            return Drawing(even, None, self.unpadded)
+        shape = Padded.fitted(even, bare=True, seeds=self.loader.nodes)
+        return Drawing(even, None, shape) if isinstance(shape, str) else Drawing(even, shape, None)
 
     def turn(self, noise: float | str) -> None:
         """From the next epoch on: draw as the method does, the dial at `noise`; or "uniform", with plain sums."""
         even = noise == UNIFORM
         drawing = self.uniform if even else self.own
         assert drawing is not None
-        self.sampler, self.padded = drawing
+        self.sampler, self.padded, self.unpadded = drawing
         self.loader.sampler = self.sampler
         self.model.remembers = not even
         self.team.deal(self)

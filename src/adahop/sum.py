@@ -87,9 +87,15 @@ def checked_features(found: Tensor | None, width: int) -> Tensor:
     return found
 
 
-def named(first: Tensor, every: Block, scratch: ops.Scratch, nodes: int) -> tuple[Tensor, Block]:
-    """The nodes that are read, `first` and then the block's sources, each once; and the block with these numbers."""
-    ids, src = ops.relabel(first, every.src, scratch.marks(nodes, first.device))
+def named(first: Tensor, every: Block, scratch: ops.Scratch, nodes: int, fixed: bool) -> tuple[Tensor, Block]:
+    """The nodes that are read, `first` and then the block's sources, each once; and the block with these numbers.
+
+    Where the shape is `fixed`, others follow that nothing reads.
+    """
+    if fixed:
+        ids, src = ops.relabel_within(first, every.src, nodes)
+    else:
+        ids, src = ops.relabel(first, every.src, scratch.marks(nodes, first.device))
     return ids, every._replace(n_id=ids, edge_index=torch.stack([src, every.dst]), target=every.targets)
 
 
@@ -105,6 +111,8 @@ class Sum(nn.Module):
 
     draws = True  # whether the layer's block still needs to be drawn
     shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
+    roomy = False  # whether a `room` gives its work such a shape
+    room: int | None = None  # for the edges of all neighbours of a step's targets; None: as many as they have
     parted = False  # whether it asks for `values.mean`: a memory knows no dropped h
     below = False  # whether it needs the first layer to `keep` what h of any node is made anew from
     start = 0  # the node that row 0 of its graph stands for: that of one relation has rows for one type of nodes
@@ -137,6 +145,10 @@ class Sum(nn.Module):
     def rows(self, block: Block) -> Tensor:
         """The rows of its graph that a block's targets have."""
         return block.targets - self.start if self.start else block.targets
+
+    def needs(self, block: Block) -> Tensor:
+        """How much room a block needs, where it is `roomy`."""
+        raise NotImplementedError
 
     @property
     def dial(self) -> Tensor | None:
@@ -461,7 +473,22 @@ class ExactSum(OnGraph, Sum):
         return total(conv.kernel(), conv.beside(rest, edge_sums(self.graph, nodes)))
 
 
-class ExactAttention(OnGraph, Sum):
+class AllNeighboursSum(OnGraph, Sum):
+    """What reads all neighbours of every target: as many edges as they have, or a `room` that is never exceeded."""
+
+    shaped, roomy = False, True
+
+    def every(self, block: Block) -> Block:
+        """All in-edges of a block's targets."""
+        nodes = self.rows(block)
+        return self.graph.in_edges(nodes) if self.room is None else self.graph.in_edges_within(nodes, self.room)
+
+    def needs(self, block: Block) -> Tensor:
+        nodes = self.rows(block)
+        return (self.graph.last[nodes] - self.graph.indptr[nodes]).sum()
+
+
+class ExactAttention(AllNeighboursSum):
     """The first layer of attention over *all* neighbours, from raw features.
 
     a_ij = softmax of the scores s_i + t_j, t = x (E' v) + e v; then sum a_ij (E x_j + e) = E (sum a_ij x_j) + e.
@@ -469,7 +496,7 @@ class ExactAttention(OnGraph, Sum):
     sum a_ij x_j of every node as it was when the node was last a target: see `KeptSums`.
     """
 
-    draws = shaped = False
+    draws = False
     x: Tensor
 
     def __init__(self, graph: Graph, x: Tensor):
@@ -489,14 +516,14 @@ class ExactAttention(OnGraph, Sum):
     ) -> Tensor:
         if not values.share:  # a step with dropout comes here twice
             self.settle()
-        every = self.graph.in_edges(self.rows(block))
+        every = self.every(block)
         if values.share or every.num_edges < len(self.x):  # what is read of x, once: all of it may be much more
-            ids, every = named(every.src[:0], every, self.scratch, len(self.x))
+            ids, every = named(every.src[:0], every, self.scratch, len(self.x), self.room is not None)
             whole = Values(self.x[ids].float(), values.encoder, values.share)
         else:
             whole = Values(self.x.float(), values.encoder)
         ends = conv.ends(whole, own, every)
-        coef = attention(conv.scored(ends, every), every, "softmax")
+        coef = attention(conv.scored(ends, every), every)
         keeps = self.kept is not None and not values.share
         if keeps:
             whole = Values(whole.x, whole.encoder)  # of raw features, though scores may have needed h
@@ -809,7 +836,7 @@ def corrected(
     """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser, from scores."""
     n, scale = block.num_dst, block.scale.unsqueeze(1)
     top = torch.maximum(segment_max(whole.detach(), every.dst, n), segment_max(new.detach(), block.dst, n))
-    whole = trust * (whole - top[every.dst]).exp()
+    whole = trust * every.scale.unsqueeze(1) * (whole - top[every.dst]).exp()
     new = scale * (new - top[block.dst]).exp()
     gone = trust * scale * (gone - top[block.dst]).exp()
     base = segment_sum(whole, every.dst, n)
@@ -817,21 +844,18 @@ def corrected(
     return whole, new, gone, torch.maximum(den, LEAST * base).clamp(min=1e-30)
 
 
-class AttentionVariate(Variate):
+class AttentionVariate(AllNeighboursSum, Variate):
     """A control variate for attention: numerator and normaliser over all neighbours from H, corrected by the sample.
 
     num = sum over all of w' H_j + sum over S of scale (w h_j - w' H_j), den likewise; the output is num / den, with
     w = e^score from h and w' = (1 - noise) e^score from H. Scores take the current parameters, so that only H is old.
     """
 
-    shaped = False
-
     def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Formed:
         self.settle()
-        every = self.graph.in_edges(self.rows(block))
-        ids, every = named(block.n_id, every, self.scratch, self.nodes)
+        ids, every = named(block.n_id, self.every(block), self.scratch, self.nodes, self.room is not None)
         h, before = values.rows(), self.recalled(values, ids)
         old = before[: block.num_src]
         ends = conv.ends(values, own, block)
@@ -872,7 +896,7 @@ class AttentionScores(AttentionVariate):
     def formed(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
     ) -> Formed:
-        every = self.graph.in_edges(self.rows(block))
+        every = self.every(block)
         ends = conv.ends(values, own, block)
         then = Ends(ends.s, self.history.value)
         stale = ends._replace(t=self.history.pull(block.n_id), by_edge=False)

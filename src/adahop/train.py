@@ -24,6 +24,7 @@ from adahop.race import GROUPS, group_of
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
 from adahop.seams import NodeData
+from adahop.step import Steps
 from adahop.step import train_step as train_step
 
 JUDGED = 3  # names the random stream of the nodes that are evaluated, where not all are
@@ -161,11 +162,14 @@ def _after(on_step: Callable | None, probe: Callable | None, kept: Kept | None) 
 
 def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Result:
     """Epoch after epoch until the run is over."""
-    run.steps = steps(run)
     if run.result.steps == 0:
         run.renew()
+    made: dict[Sampler, Steps] = {}  # the race draws in two ways: what was captured of one is there when it comes back
     try:
         while not run.over():
+            if run.sampler not in made:
+                made[run.sampler] = steps(run)
+            run.steps = made[run.sampler]
             _epoch(run, after)
             with run.average.applied(), room_for("evaluation with every neighbour"):
                 judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team, run.config.judged)

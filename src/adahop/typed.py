@@ -333,5 +333,5 @@ def of_hetero(data: HeteroData, edge_attr: bool = True) -> Edged:
         if edge_attr and data[relation].get("edge_attr") is not None:
             attr[relation] = data[relation].edge_attr
     if weight:
-        weight = {k: weight.get(k, torch.ones(e.shape[1])) for k, e in edges.items()}
+        weight = {k: weight.get(k, torch.ones(e.shape[1], device=e.device)) for k, e in edges.items()}
     return check_relations(sizes, edges, weight or None, attr or None)

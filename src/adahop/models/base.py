@@ -271,8 +271,8 @@ class GNN(nn.Module):
         return cast(Sum, self.memories[str(layer)]) if kept else None
 
     def sums_kept(self) -> list[Sum]:
-        """The sums that remember something."""
-        return [cast(Sum, m) for m in self.memories.values()]
+        """The sums that remember something, while memories are used."""
+        return [cast(Sum, m) for m in self.memories.values()] if self.remembers else []
 
     def sums(self, layer: int) -> Sum:
         """How a layer's sum is formed."""

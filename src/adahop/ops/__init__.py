@@ -21,7 +21,7 @@ from adahop.ops.drawing import (
 )
 from adahop.ops.layout import normalise, prepend
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
-from adahop.ops.numbering import forget, in_order, induced, number, relabel
+from adahop.ops.numbering import forget, in_order, induced, number, relabel, relabel_within
 from adahop.ops.pages import ask_for, in_file, no_more_than_asked
 from adahop.ops.products import product
 from adahop.ops.registry import OPS, Op, register, uncast
@@ -30,6 +30,7 @@ from adahop.ops.summing import (
     attend,
     change,
     energies,
+    fetch,
     full_sum,
     gather_sum,
     known_energies,
@@ -45,7 +46,7 @@ from adahop.ops.summing import (
     widened,
 )
 from adahop.ops.summing.reference import Base
-from adahop.ops.threads import alone, get_threads, over, set_threads, threads
+from adahop.ops.threads import alone, get_threads, helper, over, set_threads, threads
 from adahop.ops.types import (
     DRAWS,
     Drawn,

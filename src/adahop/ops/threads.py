@@ -6,7 +6,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,6 +83,24 @@ def cuts(n: int, work: np.ndarray | int, light: int = 1) -> list[int]:
     upto = total - each * np.arange(many - 1, 0, -1)
     inner = upto / work if isinstance(work, int) else np.searchsorted(work[: n + 1], upto)
     return [0, *(min(int(at), n) for at in inner), n]
+
+
+class InTurn(Executor):
+    """What is submitted runs at once, in the caller's thread."""
+
+    def submit(self, fn: Callable, /, *args: Any, **options: Any) -> Future:
+        done: Future = Future()
+        try:
+            done.set_result(fn(*args, **options))
+        except Exception as e:
+            done.set_exception(e)
+        return done
+
+
+def helper(of: Tensor) -> Executor:
+    """A thread that works ahead on the CPU's tensors. Work on a GPU's is queued there in any case, and belongs on the
+    stream of the caller."""
+    return ThreadPoolExecutor(1, thread_name_prefix="adahop-prefetch") if of.is_cpu else InTurn()
 
 
 def relay(here: Callable, make: Callable, take: Callable, cuts: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, count
 from adahop.graph import Graph
 from adahop.messages import scores
-from adahop.ops import Drawn, Edges, Odds, Rows, random, spans
+from adahop.ops import Drawn, Edges, Odds, Rows, Slots, random, spans
 from adahop.policies.tracked import Tracked
 from adahop.storage import MEMORY, Storage
 
@@ -29,6 +29,7 @@ class Attended(Tracked):
     [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
     """
 
+    pads = True
     reads = staticmethod(scores)
     needs = ("heads", "slope")
     scores: Tensor
@@ -58,14 +59,28 @@ class Attended(Tracked):
         """The draw over the targets' own edges, laid end to end, with the odds of each pair."""
         if self.heads == 0:
             return super().places(layer, rows, k, how, key)
-        g, dst = self.graph, rows.row
+        edges, laid, chance, place = self._laid(layer, rows.row)
+        drawn = ops.draw(edges, laid, k, how, Odds(edge=chance, eta=self.eta), key)
+        return drawn._replace(pos=place[drawn.pos])
+
+    def slots(self, layer: int, rows: Rows, k: int, how: str, key: random.Stream, loops: int) -> Slots:
+        edges, laid, chance, place = self._laid(layer, rows.row)
+        one = torch.zeros(1, dtype=torch.long, device=place.device)  # a place for empty slots, also where no edge is
+        edges = edges._replace(indices=torch.cat([edges.indices, one.to(edges.indices.dtype)]))
+        odds = Odds(edge=torch.cat([chance, chance.new_ones(1)]), eta=self.eta)
+        found: Slots = ops.padded(edges, laid, rows.row, k, loops, how, odds, key)
+        pos = torch.cat([place, one])[found.pos]
+        weight = found.weight if self.graph.weight is None else self.graph.weight[pos] * (found.scale > 0)
+        return found._replace(pos=pos, weight=weight)
+
+    def _laid(self, layer: int, dst: Tensor) -> tuple[Edges, Rows, Tensor, Tensor]:
+        """The targets' edges end to end, their rows, the odds of each edge and its place in the graph."""
+        g = self.graph
         _, place, chance = self.chances(layer, dst)
         ptr = ops.pointer(g.indptr[dst + 1] - g.indptr[dst])
         after = ptr[:-1] + (g.first[dst] - g.indptr[dst])
         edges = Edges(ptr[:-1], after, ptr[1:], g.indices[place])
-        laid = Rows(torch.arange(dst.numel(), device=dst.device))
-        drawn = ops.draw(edges, laid, k, how, Odds(edge=chance, eta=self.eta), key)
-        return drawn._replace(pos=place[drawn.pos])
+        return edges, Rows(torch.arange(dst.numel(), device=dst.device)), chance, place
 
     def chances(self, layer: int, dst: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(row, place, odds) of every edge of the targets; the odds are those of its attention times its norm."""
@@ -89,5 +104,13 @@ class Attended(Tracked):
         norm, s, t = energy[:, 0], energy[:, 1 : 1 + self.heads], energy[:, 1 + self.heads :]
         for end, node, score in ((0, block.n_id[block.dst], s), (1, block.n_id[block.src], t)):
             self.scores[end, layer, node], self.known[end, layer, node] = score, True
-            self.typical[end, layer].lerp_(score.mean(0), 0.1)
+            self.typical[end, layer].lerp_(_mean(score, block), 0.1)
         super().update(layer, block, norm * (block.weight * block.scale).square())
+
+
+def _mean(score: Tensor, block: Block) -> Tensor:
+    """[H] over the edges of a block, its empty slots apart."""
+    if not block.slots:
+        return score.mean(0)
+    used = (block.scale > 0).unsqueeze(1)
+    return (score * used).sum(0) / used.sum().clamp(min=1)

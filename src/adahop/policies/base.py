@@ -12,7 +12,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, edge_weights, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.messages import Reading, energy
-from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, goes_by_sums, random, segment_sum, spans
+from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, Slots, goes_by_sums, random, segment_sum, spans
 from adahop.policies.prefix import empty_prefix, renew_all
 from adahop.storage import MEMORY, Storage
 
@@ -23,6 +23,7 @@ class Policy(OnGraph):
     learns = False  # whether `update` changes its state; a class that writes one need not say so
     reads: Reading = staticmethod(energy)  # what it learns from, of a layer's messages
     own_draw = False  # whether `places` draws; a class that writes one need not say so
+    pads = False  # whether `slots` makes such a draw in a fixed shape
     needs: tuple[str, ...] = ()  # options that come with the model, see `GNN.facts`
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
@@ -49,6 +50,10 @@ class Policy(OnGraph):
     def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn | None:
         """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to the odds."""
         return None
+
+    def slots(self, layer: int, rows: Rows, k: int, how: str, key: random.Stream, loops: int) -> Slots:
+        """The same draw in slots, `loops` for the self-loops of a row and k for its draws."""
+        raise NotImplementedError
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""

@@ -34,6 +34,8 @@ REFRESH = 256  # rows of the history renewed per batch, whose size is not known 
 class AdaptiveSampler(Learner, BaseSampler):
     """For `NodeLoader(data, node_sampler=s, transform=s.attach)`; `attach` adds edge_weight, scale and blocks.
 
+    With a `device` it draws there; hand NodeLoader the data on that device too, and batches are cut there.
+
     Learns as the loader does, by `feedback(model, batch)`, or by `learn(model)` where no batch is fetched ahead of its
     use. Keep num_workers=0: a worker process draws with a copy that never learns.
 
@@ -61,12 +63,22 @@ class AdaptiveSampler(Learner, BaseSampler):
         history_dir: str | Path | None = None,
         history_refresh: int | None = None,
         generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
         **options: Any,
     ):
-        self.data, graph = source(data)
+        self.data, graph = source(data, device)
         rest = pyg_options(options, type(self).__init__)
         self.sampler = node_sampler(
-            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, sampler, **rest
+            self.data,
+            graph,
+            num_neighbors,
+            method,
+            seed_of(seed, generator),
+            replace,
+            weight_attr,
+            sampler,
+            device,
+            **rest,
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler, graph.types)
         self.noise = noise
@@ -74,7 +86,8 @@ class AdaptiveSampler(Learner, BaseSampler):
         self.disjoint = flag(disjoint, "disjoint")
         self._kind = subgraph_of(subgraph_type, disjoint, graph.types)
         self._drawn: Hops | None = None
-        self._seen, self._since = torch.zeros(graph.num_nodes, dtype=torch.bool), 0  # seeds ever, and since a renewal
+        self._seen = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)  # seeds ever
+        self._since = 0  # how many came since a renewal
 
     @property
     def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
@@ -93,6 +106,7 @@ class AdaptiveSampler(Learner, BaseSampler):
             seeds = graph.ids((inputs.input_type, inputs.node), "inputs")
         else:
             seeds = node_ids(inputs.node, graph.num_nodes, "inputs")
+        seeds = seeds.to(graph.device)
         self._renew(seeds)
         self._drawn = draw_hops(self.sampler, seeds, self.disjoint, self._kind)
         return self._drawn.output(inputs.input_id, inputs.time)
@@ -123,7 +137,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         """The transform that completes a batch of NodeLoader; it must be the one drawn last."""
         if isinstance(batch, HeteroData):
             return self._attach_typed(batch)
-        if self._drawn is None or not torch.equal(batch.edge_index.cpu(), self._drawn.edge_index.cpu()):
+        if self._drawn is None or not _same(batch.edge_index, self._drawn.edge_index):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
         if isinstance(batch.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel along
             batch = Data.from_dict({k: v for k, v in batch.to_dict().items() if k != "graph"})
@@ -134,7 +148,7 @@ class AdaptiveSampler(Learner, BaseSampler):
         if (
             self._drawn is None
             or typed is None
-            or not all(torch.equal(batch[r].edge_index.cpu(), e.cpu()) for r, e in typed.edge_index.items())
+            or not all(_same(batch[r].edge_index, e) for r, e in typed.edge_index.items())
         ):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
         if isinstance(batch.to_dict()["_global_store"].get("graph"), Graph):
@@ -159,5 +173,10 @@ class AdaptiveSampler(Learner, BaseSampler):
             self.sampler.load_state_dict(state)
             return
         self.sampler.load_state_dict(state["sampler"])
-        self._seen, self._since, self._found = state["seen"].clone(), state["since"], state["snapshots"]
+        self._seen.copy_(state["seen"])
+        self._since, self._found = state["since"], state["snapshots"]
         self._remember(None if self._snapshots is None else self._snapshots.model)
+
+
+def _same(given: Tensor, drawn: Tensor) -> bool:
+    return torch.equal(given, drawn.to(given.device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +44,7 @@ class Learner:
     _layers: set[Propagate] = set()  # noqa: RUF012  of that model
     _rounds: int | None = None  # how many times layers passed messages in the last step
     _handed: list[DrawnBatch] | None = None  # batches that it has not learnt from yet
+    models_must: Callable[[nn.Module], None] | None = None  # raises where a model does not fit its batches
 
     @property
     def noise(self) -> float:
@@ -95,6 +96,8 @@ class Learner:
         self._remember(model)
 
     def _attend(self, model: nn.Module) -> None:
+        if self.models_must is not None:
+            self.models_must(model)
         self._layers = {ours for conv in layers_of(model).values() if (ours := scale_of(scaled(conv))) is not None}
         Root.of(model).join(self)
         self._remember(model)
@@ -116,6 +119,7 @@ class Learner:
         more: dict[str, Any] = {
             "disjoint": getattr(self, "disjoint", False),
             "transform": getattr(self, "transform", None),
+            "device": self.sampler.graph.device,
         }
         return LayerHistories(model, self.data, self.noise, **(self._history or {}), **more)
 

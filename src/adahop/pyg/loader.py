@@ -14,12 +14,14 @@ from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from adahop.checks import InputError, KindError, flag, function, node_ids, tell
-from adahop.loader import STATE, Batches, Made
+from adahop.loader import STATE, Batches, Made, moved
 from adahop.ops import random
 from adahop.pyg.align import align
 from adahop.pyg.batches import given_edges
+from adahop.pyg.cache import cache_of, cached
 from adahop.pyg.feedback import Learner
 from adahop.pyg.hops import Hops, cut, cut_typed, draw_hops, weigh, weigh_typed
+from adahop.pyg.padding import Room, by_itself, mask, pad, pads, room_of
 from adahop.pyg.source import (
     by_kind,
     estimator_of,
@@ -65,6 +67,15 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     which positions of `input_nodes` an epoch has; `neighbor_sampler` takes ours where both are wanted. A number of 0 in
     `num_neighbors` draws nothing in that hop, -1 takes all. With `budget=True` a number is the total of a hop.
 
+    With a `device` the graph, the sampler's state and all tensors of the data lie there, and batches are drawn and cut
+    there, in the caller's thread: nothing of a batch goes through the host. Without one, draws are the CPU's. With a
+    `cache` besides, tables of node features stay in pinned memory of the host, and the rows that are most likely to be
+    read have a copy on the device: a share of the features (a float) or so many bytes (a whole number).
+
+    padded=True gives every batch as many nodes and edges, those that the largest could need: the ones added come last
+    (`node_mask` and `edge_mask` are False), with edges of scale 0 among themselves, so that sums, means, softmax and
+    any other aggregation of the batch's own nodes are what they were. A model that is compiled sees one shape.
+
     One seed gives the same batches for any number of threads. Without `seed` it is that of `generator`, else the one
     last given to `torch.manual_seed` or `seed_everything` (if below 2^32), else 0. prefetch=d draws d batches ahead in
     threads; `transform` still runs in the caller's, unless `filter_per_worker` is set. `pin_memory` is as in PyG.
@@ -107,13 +118,17 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         generator: torch.Generator | None = None,
         pin_memory: bool = False,
         filter_per_worker: bool | None = None,
+        device: torch.device | str | None = None,
+        cache: float | int | None = None,
+        padded: bool = False,
         **options: Any,
     ):
-        self.data, graph = source(data)
+        room = cache_of(cache, device)
+        self.data, graph = source(data, device, tables=room is None)
         own, self._order = by_kind(sampler, neighbor_sampler)
         rest = pyg_options(options, type(self).__init__)
         drawn_by = node_sampler(
-            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, **rest
+            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, device, **rest
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
         self.estimator = estimator_of(estimator, method, weight_attr, own, graph.types)
@@ -124,6 +139,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
         else:
             self.nodes, self._ids, self.input_type = inputs_of_type(input_nodes, graph.types, input_id)
+        self.nodes, self._ids = self.nodes.to(graph.device), self._ids.to(graph.device)
         self.disjoint = flag(disjoint, "disjoint")
         self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint, graph.types)
         self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
@@ -132,6 +148,14 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         self.transform = function(transform, "transform")
         self.transform_sampler_output = function(transform_sampler_output, "transform_sampler_output")
         self.filter_per_worker = filter_per_worker is not None and flag(filter_per_worker, "filter_per_worker")
+        self.cache = None if room is None else cached(self.data, room, drawn_by, self.nodes, self.batch_size)
+        self._rest = self.data  # what batches are cut from
+        if self.cache is not None:
+            self.data, self._rest = self.cache.whole(self.data), self.cache.rest(self.data)
+        self._room: Room | None = None  # of padded batches
+        if pads(padded, drawn_by, self._kind, self.estimator, batch_sampler):
+            twice = self._order is not None or self.nodes.unique().numel() < self.nodes.numel()
+            self._room, self.models_must = room_of(drawn_by, self.batch_size, self.disjoint, twice), by_itself
         self._told = False  # that a transform gave a batch other edges
         self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
 
@@ -170,7 +194,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     def __call__(self, index: Any) -> Any:
         """The batch of some positions in `input_nodes`."""
-        return self.give(self.make(self.sampler, node_ids(index, self.nodes.numel(), "index")))
+        places = node_ids(index, self.nodes.numel(), "index").to(self.nodes.device)
+        return self.give(self.make(self.sampler, places))
 
     # --- the steps of a batch -----------------------------------------------------------------------------------------
 
@@ -183,13 +208,13 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         """Positions in `input_nodes`, one tensor per batch: by seed and number, or by a torch sampler."""
         self.sampler.epochs.fill_(number + 1)
         if self._order is None and self._batch_order is None:
-            place = torch.arange(self.nodes.numel())
+            place = torch.arange(self.nodes.numel(), device=self.nodes.device)
             if self.shuffle:
                 place = random.shuffled(place, random.key(self.sampler.seed, EPOCH, number))
             return iter(place.split(self.batch_size)[: len(self)])
         if self._parts is None:  # not a resumed epoch
             self._parts = self._ordered()
-        return iter(self._parts)
+        return (part.to(self.nodes.device) for part in self._parts)
 
     def _ordered(self) -> list[Tensor]:
         n = self.nodes.numel()
@@ -201,15 +226,19 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return [part for part in parts if part.numel() == self.batch_size or not self.drop_last]
 
     def sample(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
-        return draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
+        hops = draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
+        return hops if self._room is None else pad(hops, self._room)
 
     def view(self, seeds: Tensor, drawn: Hops) -> Any:
         out = self._transformed(self._ids[seeds], drawn)
         batch: Data | HeteroData
-        if isinstance(self.data, HeteroData):
-            batch = weigh_typed(cut_typed(self.data, out, str(self.input_type)), drawn)
+        if isinstance(self._rest, HeteroData):
+            batch = weigh_typed(cut_typed(self._rest, out, str(self.input_type)), drawn)
         else:
-            batch = weigh(cut(self.data, out), drawn)
+            batch = weigh(cut(self._rest, out), drawn)
+            batch = batch if self._room is None else mask(batch, drawn)
+        if self.cache is not None:
+            self.cache.fill(batch, out.node)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
 
     def _transformed(self, ids: Tensor, hops: Hops) -> Any:
@@ -249,6 +278,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             "nothing; apply it to the data before the loader, as in ToUndirected()(data)"
         )
 
+    def hit_rate(self) -> float:
+        """The share of feature rows that were on the device since this was asked last; 1 where all of them are."""
+        return 1.0 if self.cache is None else self.cache.hit_rate()
+
     def back(self, done: bool) -> None:
         self._take_back(done)
 
@@ -258,7 +291,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return made.seeds, made.drawn.plain()
 
     def unpack(self, plain: Any) -> Made[Hops]:
-        seeds, hops = plain
+        seeds, hops = moved(plain, self.nodes.device)
         return self.made(seeds, Hops.of(hops).by_type(self.sampler.graph.types))
 
     def state_dict(self) -> dict[str, Any]:

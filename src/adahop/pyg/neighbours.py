@@ -83,10 +83,12 @@ class AllNeighbours(Call):
         whole, edges = call.batch.whole, call.batch.whole.graph.edges
         row, place = ops.spans(edges.begin[nodes], edges.last[nodes] - edges.begin[nodes])
         src, t = edges.indices[place].long(), nodes.numel()
-        local = torch.where(src == nodes[row], row, torch.arange(t, t + src.numel()))
+        local = torch.where(src == nodes[row], row, torch.arange(t, t + src.numel(), device=src.device))
         e_id = edges.numbers(nodes[row], place)
         self.weighted = isinstance(whole, Named)
-        scale = whole.data[whole.name][e_id].view(-1) if isinstance(whole, Named) else torch.ones(src.numel())
+        scale = torch.ones(src.numel(), device=src.device)
+        if isinstance(whole, Named):
+            scale = whole.data[whole.name][e_id].view(-1)
         batch = DrawnBatch(torch.cat([nodes, src]), e_id, scale, whole, blocks=[])
         edge_index = torch.stack([local, row]).to(call.device)
         super().__init__(call.layer, call.reading, Found(batch, edge_index, slice(0, src.numel())))

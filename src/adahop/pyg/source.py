@@ -16,11 +16,23 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from adahop.checks import InputError, KindError, as_tensor, count, edge_weights, flag, node_ids, of_kind, one_of, tell
+from adahop.checks import (
+    InputError,
+    KindError,
+    as_tensor,
+    count,
+    device_of,
+    flag,
+    node_ids,
+    of_kind,
+    one_of,
+    tell,
+)
 from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
+from adahop.pyg.cache import feature_tables, moved_but
 from adahop.pyg.rows import row_dtype
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.storage import storage_in
@@ -80,35 +92,44 @@ def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
     return torch.initial_seed() if torch.initial_seed() < USERS else 0
 
 
-def source(data: object) -> tuple[Data | HeteroData, Graph]:
+def source(data: object, device: object = None, tables: bool = True) -> tuple[Data | HeteroData, Graph]:
     """A PyG Data or HeteroData to cut batches from, and its graph, with the size of each edge weight where there are
-    weights."""
-    if isinstance(data, HeteroData):
-        return _typed_source(data)
-    if not isinstance(data, Data):
+    weights. Both lie on the `device`, but for features of nodes where not `tables`; without one the graph lies on the
+    CPU and the data stays where it is."""
+    if not isinstance(data, Data | HeteroData):
         raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
-    if isinstance(data.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel with batches
-        kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
-        return Data(edge_index=data.edge_index, **kept), data.graph.undescribed()  # batches have their own edge_attr
-    weight = getattr(data, "edge_weight", None)
-    if not isinstance(weight, Tensor) or not bool((weight < 0).any()):
-        return data, Graph.from_data(data, edge_attr=False).to("cpu")
-    size = edge_weights(weight.detach().abs(), data.edge_index.shape[1], "edge_weight")  # a sign changes no odds
-    return data, Graph.from_edge_index(data.edge_index, size, num_nodes=data.num_nodes).to("cpu")
+    at = torch.device("cpu") if device is None else device_of(device)
+    own = _own_graph(data)
+    if own is not None:  # our own data sets; their graph must not travel with batches, which have their own edge_attr
+        data, own = _without_graph(data), own.undescribed()
+    if device is not None:
+        data = moved_but(data, at, {} if tables else feature_tables(data))
+    return data, (Graph.from_data(_sized(data), edge_attr=False) if own is None else own).to(at)
 
 
-def _typed_source(data: HeteroData) -> tuple[HeteroData, Graph]:
+def _own_graph(data: Data | HeteroData) -> Graph | None:
     stores = data.to_dict()
-    own = stores["_global_store"].get("graph")
-    if isinstance(own, Graph):  # our own data sets
-        return HeteroData.from_dict({k: v for k, v in stores.items() if k != "_global_store"}), own.undescribed()
+    found = (stores["_global_store"] if isinstance(data, HeteroData) else stores).get("graph")
+    return found if isinstance(found, Graph) else None
+
+
+def _without_graph(data: Data | HeteroData) -> Data | HeteroData:
+    if isinstance(data, HeteroData):
+        return HeteroData.from_dict({k: v for k, v in data.to_dict().items() if k != "_global_store"})
+    kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
+    return Data(edge_index=data.edge_index, **kept)
+
+
+def _sized(data: Data | HeteroData) -> Data | HeteroData:
+    """With the size of each edge weight where some are negative: a sign changes no odds."""
     sized = data
-    for relation in data.edge_types:
-        weight = data[relation].get("edge_weight")
+    for store in data.edge_stores:
+        weight = store.get("edge_weight")
         if isinstance(weight, Tensor) and bool((weight < 0).any()):
             sized = copy.copy(data) if sized is data else sized
-            sized[relation].edge_weight = weight.detach().abs()
-    return data, Graph.from_data(sized, edge_attr=False).to("cpu")
+            of = sized if store._key is None else sized[store._key]
+            of.edge_weight = weight.detach().abs()
+    return sized
 
 
 def sizes_of(num_neighbors: object, types: Types | None) -> tuple[Any, frozenset[int]]:
@@ -166,16 +187,26 @@ def node_sampler(
     replace: bool | None = None,
     weight_attr: str | None = None,
     given: object = None,
+    device: object = None,
     **options: Any,
 ) -> NeighborSampler:
-    """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards."""
+    """The user's own sampler, or a method's; `num_neighbors` counts from the seeds outwards, `sizes` inwards.
+
+    Where a `device` was asked for, the graph lies there, and a sampler of the user's goes there.
+    """
     if given is not None:
-        return fitting(given, graph)
+        theirs = fitting(given, graph)
+        return theirs if device is None else theirs.to(graph.device)
     sizes, skip = sizes_of(num_neighbors, graph.types)
     preset = METHODS[one_of(method, METHODS, "method")].on(OTHER)
     if weight_attr is not None:
         preset, method = METHODS["graphsage"], "graphsage"
-        options = {"policy": "static", "weight": _weights(data, weight_attr), "draw": "systematic", **options}
+        options = {
+            "policy": "static",
+            "weight": _weights(data, weight_attr).to(graph.device),
+            "draw": "systematic",
+            **options,
+        }
     if not serves(preset):
         fit = [m.name for m in METHODS.values() if serves(m.on(OTHER))]
         raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
@@ -183,7 +214,7 @@ def node_sampler(
         flag(replace, "replace")
         own = str(options.get("draw", preset.options.get("draw", "multinomial")))
         options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
-    sampler = fitting(make(method, graph, sizes, seed=seed, **options), graph)
+    sampler = fitting(make(method, graph, sizes, seed=seed, **options), graph).to(graph.device)
     sampler.skip = skip
     return sampler
 
@@ -196,7 +227,7 @@ def _weights(data: Data | HeteroData, name: str) -> Tensor:
         if name not in store:
             what = f"every relation, {store._key} included" if isinstance(data, HeteroData) else "the data"
             raise InputError(f"`weight_attr` must name an attribute of {what}, got '{name}'")
-    return torch.cat([store[name].cpu() for store in stores])
+    return torch.cat([store[name] for store in stores])
 
 
 def hops_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:

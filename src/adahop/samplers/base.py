@@ -42,6 +42,7 @@ class Sampler(OnGraph):
     by_owner = False  # whether the owner of a part of the graph can draw for its own nodes
     by_subgraph = False  # whether a batch is one subgraph for all layers: it cannot be dealt to several ranks
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
+    draw_syncs = False  # the same of its draws
     sized_by: tuple[str, ...] = ()  # what sizes may differ by in a typed graph: "relation", "type"
     reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from adahop import ops
 from adahop.block import Block, Seeds, Span, as_block, nothing
 from adahop.checks import InputError
-from adahop.ops import Drawn, Odds, Rows, random
+from adahop.ops import Drawn, Odds, Rows, Slots, random
 from adahop.samplers.budget import passed_down
 from adahop.samplers.slots import TypedHops
 from adahop.typed import TypedBatch, Types
@@ -30,6 +31,7 @@ class Draw(NamedTuple):
     odds: Odds
     key: int | random.Stream
     size: int = -1  # k where it is one number
+    slots: Callable[[int], Slots] | None = None  # of a policy that draws by itself, from the most self-loops of a row
 
 
 class Fetched(NamedTuple):
@@ -200,7 +202,10 @@ class Padded(Numbering):
     def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
         assert isinstance(found, Draw), "a draw that is already made has no fixed shape"
         g, k = sampler.graph, found.size
-        f = ops.padded(g.edges, rows, rows.nodes, k, self.loops, found.how, found.odds, found.key)
+        if found.slots is not None:
+            f = found.slots(self.loops)
+        else:
+            f = ops.padded(g.edges, rows, rows.nodes, k, self.loops, found.how, found.odds, found.key)
         edge_index, ptr = self.layout(rows.row, k)
         drawn = Drawn(ptr, f.pos, f.prob, f.scale)
         scale = sampler.scaled(rows, drawn).scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from adahop.block import Block
 from adahop.checks import InputError, flag, of_kind, one_of
 from adahop.graph import Graph
 from adahop.messages import Reading
-from adahop.ops import Drawn, Rows, random
+from adahop.ops import Drawn, Odds, Rows, random
 from adahop.policies import Policy, Uniform
 from adahop.policies.base import check_odds
 from adahop.samplers.base import Sampler
@@ -95,13 +96,21 @@ class NeighborSampler(Sampler):
     def fixed_size(self) -> bool:  # type: ignore[override]
         drawn = [layer for layer in range(len(self.sizes)) if layer not in self.skip]
         told = all(self.sizes[layer] >= 0 and self.sized.even(layer) for layer in drawn)
-        return told and not (self.budget or self.how == "poisson" or self.policy.own_draw)
+        return told and not (self.budget or self.how == "poisson") and (self.policy.pads or not self.policy.own_draw)
+
+    @property
+    def draw_syncs(self) -> bool:  # type: ignore[override]
+        return self.policy.own_draw
 
     def by_target(self) -> NeighborSampler:
         return self
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
         k = self.many(layer, rows, key)
+        if self.policy.own_draw and isinstance(key, random.Stream):  # asked for in slots
+            size = self.sizes[layer]
+            slots = functools.partial(self.policy.slots, layer, rows, size, self.how, key)
+            return Draw(k, self.how, Odds(), key, size, slots)
         drawn = self.policy.places(layer, rows, k, self.how, key) if self.policy.own_draw else None
         if drawn is not None:
             return drawn

@@ -13,6 +13,7 @@ from adahop.ops.types import Drawn, Edges, Odds, Rows, Slots
 
 BLOCK = 512  # neighbours scanned at a time
 WARPS, MORE = 2, 4  # of a program that scans weights; that looks nodes up, or scans several times
+FEW = 2  # self-loops of a row for which slots are left without a look at the batch
 MOST = 64  # slots of a row: a handful each, not one row with thousands
 
 
@@ -76,14 +77,18 @@ def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int | S
     """The same without empty slots."""
     if how == "poisson" or odds.prefix is not None or edges.indices.numel() == 0 or k.numel() == 0:
         return NotImplemented
-    if int(k.min()) < 0 or int(k.max()) > MOST:
+    low, high = torch.stack(torch.aminmax(k)).tolist()
+    if low < 0 or high > MOST:
         return NotImplemented
     many = rows.row
-    loops = int((edges.first[many] - edges.begin[many]).max()) if many.numel() else 0
-    size = int(k[0]) if k.numel() == 1 else k.contiguous()
+    size = low if k.numel() == 1 else k.contiguous()
+    loops = edges.loops  # of the graph, known since the first draw; a graph with many has its batch looked at
+    if loops > FEW and many.numel():
+        loops = int((edges.first[many] - edges.begin[many]).max())
     f = padded(edges, rows, many, size, loops, how, odds, key)
     used = f.scale > 0
     ptr = torch.zeros(f.rows + 1, dtype=torch.long, device=many.device)
     if used.numel():
         torch.cumsum(used.view(f.rows, -1).sum(1), 0, out=ptr[1:])
-    return Drawn(ptr, f.pos[used], f.prob[used], f.scale[used])
+    kept = used.nonzero().flatten()  # one look at how many there are, for all three
+    return Drawn(ptr, f.pos[kept], f.prob[kept], f.scale[kept])

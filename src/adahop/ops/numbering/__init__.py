@@ -7,4 +7,4 @@ relabel = register("relabel", reference=reference.relabel, cpu=cpu.relabel)
 number = register("number", reference=reference.number, cpu=cpu.number)
 forget = register("forget", reference=reference.forget, cpu=cpu.forget)
 induced = register("induced", reference=reference.induced, cpu=cpu.induced)
-in_order = reference.in_order
+in_order, relabel_within = reference.in_order, reference.relabel_within

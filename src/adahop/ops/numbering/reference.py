@@ -21,17 +21,31 @@ def in_order(key: Tensor) -> tuple[Tensor, Tensor]:
 def relabel(dst: Tensor, src: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     """(n_id, local source ids): targets first, then sources as they appear. `scratch` [N] int32 is -1 throughout.
 
-    A target that comes twice keeps both its places and goes by the first.
+    A target that comes twice keeps both its places and goes by the first. How many nodes there are is all that the host
+    has to read.
     """
-    everyone = torch.cat([dst, src])
-    ids, inverse = torch.unique(everyone, return_inverse=True)
+    everyone, n = torch.cat([dst, src]), dst.numel()
     place = torch.arange(everyone.numel(), device=dst.device)
-    seen = torch.full((ids.numel(),), everyone.numel(), device=dst.device).scatter_reduce_(0, inverse, place, "amin")
-    fresh = seen >= dst.numel()
-    order = torch.argsort(seen[fresh])
-    local = seen.clone()
-    local[fresh.nonzero().flatten()[order]] = dst.numel() + torch.arange(order.numel(), device=dst.device)
-    return torch.cat([dst, ids[fresh][order]]), local[inverse[dst.numel() :]]
+    number = torch.full((scratch.numel(),), everyone.numel(), device=dst.device)  # of every node of the graph
+    number.scatter_reduce_(0, everyone, place, "amin")  # at first, its first place here
+    others = src[number[src] == place[n:]]
+    number[others] = torch.arange(n, n + others.numel(), device=dst.device)
+    return torch.cat([dst, others]), number[src]
+
+
+def relabel_within(dst: Tensor, src: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """`relabel` in a shape that does not depend on the ids, of a graph with so many nodes: `n_id` has room for as many
+    others as there can be, filled up with node 0."""
+    n, room = dst.numel(), min(src.numel(), nodes)
+    everyone = torch.cat([dst, src])
+    place = torch.arange(everyone.numel(), device=dst.device)
+    number = torch.full((nodes + 1,), everyone.numel(), device=dst.device).scatter_reduce_(0, everyone, place, "amin")
+    new = number[src] == place[n:]
+    rank = n - 1 + new.cumsum(0)
+    number.scatter_(0, torch.where(new, src, nodes), rank)  # the last entry takes what is not to be written
+    n_id = torch.cat([dst, dst.new_zeros(room + 1)])
+    n_id.scatter_(0, torch.where(new, rank, n + room), src)
+    return n_id[:-1], number[src]
 
 
 def number(

@@ -130,6 +130,21 @@ def table_rows(h: Tensor, n_id: Tensor, drop: Drop = None, near: Copies = None) 
     return gather_sum(h, place[:-1], one, place, n_id, drop, near, True).squeeze(1)
 
 
+def fetch(ids: Tensor, table: Tensor, near: Tensor, place: Tensor) -> Tensor:
+    """table[ids]: rows without a copy are read where they lie, so that the host need not know which they are."""
+    if table.device != ids.device and not table.is_pinned():
+        return NotImplemented
+    out = torch.empty(ids.numel(), *table.shape[1:], dtype=table.dtype, device=ids.device)
+    width = out[0].numel() if len(out) else 0
+    if width:
+        wide = _tile(width, table)
+        chunks = -(-width // wide)
+        cuda_rows.fetch[(ids.numel() * chunks,)](
+            out, table, near if len(near) else out, place, ids, width, chunks, BF=wide, num_warps=1
+        )
+    return out
+
+
 class TableDot(torch.autograd.Function):
     """<x_j, v> of every edge's source and row of v; the gradient of v is a weighted sum of the same rows."""
 
@@ -170,7 +185,7 @@ def widened(weight: Tensor, h: Tensor) -> Tensor:
 def edge_dot(h: Tensor, src: Tensor, rows: Tensor | None, grad: Tensor, ptr: Tensor, drop=None, near=None) -> Tensor:
     """[M, H]: <h[source, a], grad[target, a]>, or with grad [H, C] the same row for every target."""
     heads, width, every = grad.shape[-2], grad.shape[-1], int(grad.dim() == 3)
-    out = torch.empty(src.numel(), heads, device=src.device)
+    out = torch.zeros(src.numel(), heads, device=src.device)  # edges after those of `ptr` count for nothing
     if ptr.numel() > 1:
         cuda_rows.edge_dot[(ptr.numel() - 1, heads)](
             out, h, src, src if rows is None else rows, grad.contiguous(), ptr, *_extra(h, src, drop, near), width,

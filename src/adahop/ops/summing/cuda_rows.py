@@ -40,6 +40,20 @@ def rows_at(h, near, place, seed, keep, row, c, ok, width, stride, DROP: tl.cons
     return x
 
 
+@triton.jit(do_not_specialize=["chunks"])
+def fetch(out, table, near, place, ids, width, chunks, BF: tl.constexpr):
+    """out[t] = table[ids[t]], from `near` where a copy lies there; entries are copied as they are."""
+    pid = tl.program_id(0)
+    t = (pid // chunks).to(tl.int64)
+    c = (pid % chunks) * BF + tl.arange(0, BF)
+    row = tl.load(ids + t)
+    at = tl.load(place + row).to(tl.int64)
+    if at >= 0:
+        tl.store(out + t * width + c, tl.load(near + at * width + c, mask=c < width), mask=c < width)
+    else:
+        tl.store(out + t * width + c, tl.load(table + row * width + c, mask=c < width), mask=c < width)
+
+
 @triton.jit
 def source(src, rows, e, ok, MAP: tl.constexpr):
     """The row of each edge's source."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from adahop.ops import random
+from adahop.ops.buffers import pinned
 from adahop.ops.segments import segment_max, segment_of, segment_sum, spans
 from adahop.ops.types import Edges
 
@@ -148,6 +149,17 @@ def _kept(drop: tuple[Tensor, float], row: Tensor, width: int) -> Tensor:
     x = ((x ^ (x >> 15)) * 0x85EBCA6B) & _WORD
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD
     return ((x ^ (x >> 16)) >> 8).float() < drop[1] * 16777216.0
+
+
+def fetch(ids: Tensor, table: Tensor, near: Tensor, place: Tensor) -> Tensor:
+    """table[ids] where `ids` lie. The table may lie on the host; place[i] says where `near` has a copy of row i, or
+    -1."""
+    if len(near) == 0:
+        return pinned(table[ids.to(table.device)]).to(ids.device, non_blocking=True)
+    at = place[ids].long()
+    out, far = near[at.clamp(min=0)], (at < 0).nonzero().flatten()
+    out[far] = pinned(table[ids[far].to(table.device)]).to(ids.device, non_blocking=True)
+    return out
 
 
 def table_rows(h: Tensor, n_id: Tensor, drop: Drop = None, near: Copies = None) -> Tensor:
