@@ -19,6 +19,7 @@ from adahop.ops.random import A, B, C
 intrinsic: Any = extending.intrinsic  # its types do not know that the first argument is numba's own
 kernel: Any = nb.njit(nogil=True, cache=True, error_model="numpy")
 part: Any = nb.njit(inline="always", error_model="numpy")
+LINE = 64  # bytes of a cache line
 
 
 @intrinsic
@@ -62,6 +63,19 @@ def _prefetch(write: int):
 
 
 prefetch, prefetch_write = _prefetch(0), _prefetch(1)  # of a line that will be read, and of one that will be written
+
+
+@intrinsic
+def per_line(_, array):
+    """How many items of an array lie in a cache line, known when the kernel is compiled."""
+    if not isinstance(array, types.Array):
+        return None
+    many = LINE // (array.dtype.bitwidth // 8)
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(ir.IntType(64), many)
+
+    return types.int64(array), codegen
 
 
 @intrinsic

@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from adahop.ops.segments import segment_sum
-from adahop.ops.simd import kernel, prefetch, real
+from adahop.ops.simd import kernel, per_line, prefetch, real
 from adahop.ops.summing.reference import LEAST, Base, Copies, Drop
 from adahop.ops.threads import get_threads, over
 from adahop.ops.types import LEAST_SUM, NO_PLACES, NO_WEIGHTS, Edges
 
 ROWS = 12  # how many edges ahead a row of h is asked for
-LINE = 64  # bytes per cache line
 
 
 @nb.njit(inline="always")
 def ask(array, a, n):
     """Prefetch the lines of array[a:a + n]."""
-    for c in range(0, n, LINE // array.itemsize):
+    for c in range(0, n, per_line(array)):
         prefetch(array, a + c)
 
 
