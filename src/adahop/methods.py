@@ -31,6 +31,8 @@ from adahop.samplers import (
     RandomNodes,
     Sampler,
 )
+from adahop.samplers.neighbor import DRAWS as NODE_WISE_DRAWS
+from adahop.samplers.neighbor import own_draw_refusal
 from adahop.storage import MEMORY, Storage
 
 Build = Callable[..., Sampler]
@@ -113,6 +115,7 @@ METHODS: dict[str, Method] = {
                "node, plus 8 per head); 8 per node and hidden unit (gat: 4 per node, feature and head)", node_wise,
                {"policy": "tracked", "draw": "systematic"},
                estimator="exact+snapshot", instead={
+                   FIXED: {"options": {"policy": "tracked", "draw": "auto"}},
                    ENDS: {"options": {"policy": "attended", "draw": "systematic"}, "estimator": "exact+sums"},
                    PAIRS: {"estimator": "plain"}, OTHER: {"estimator": "plain"}}),
         Method("graphsage", "node-wise", True, "none", node_wise, {"policy": "uniform"}),
@@ -239,7 +242,9 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
     if policy is not None:
         one_of(policy, POLICIES, "policy")
     if draw is not None:
-        one_of(draw, ops.DRAWS, "draw")
+        one_of(draw, ops.DRAWS if policy is None else NODE_WISE_DRAWS, "draw")
+        if policy is not None and POLICIES[policy].own_draw and draw not in ops.DRAWS:
+            raise InputError(own_draw_refusal(policy, draw))
     open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for name in options:
         if open_ended and policy is not None and name not in known and name not in policy_options(policy):

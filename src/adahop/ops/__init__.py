@@ -3,6 +3,7 @@
 from adahop.ops import notice, random
 from adahop.ops.buffers import Scratch, large_pages, pinned
 from adahop.ops.drawing import (
+    chances,
     draw,
     goes_by_sums,
     hop,

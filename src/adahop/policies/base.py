@@ -97,7 +97,7 @@ class Static(Policy):
         return Odds(edge=self.graph.relative if self.weight is None else self.weight, eta=self.eta)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
-        self.fan_out = list(sizes) if how == "systematic" else []
+        self.fan_out = list(sizes) if how in ("systematic", "auto") else []
 
     def odds_for(self, layer: int, how: str) -> Odds:
         """On the CPU, systematic draws go by prefix sums: 4 bytes per edge and 8 per node for each fan-out."""

@@ -50,13 +50,14 @@ class PrefixSums(nn.Module):
         self.wide = WIDE[one_of(sums, WIDE, "sums")]
         self.graph, self.layers, self.storage = graph, layers, storage
         self.wanted, self.once = False, True
+        self.fan_out: list[int] | None = None  # edges that a row draws per layer, where blocks may hold more
         for layer in range(layers):
             self.register_buffer(f"table{layer}", None)
             self.register_buffer(f"upto{layer}", None)
 
     def open(self, how: str) -> None:
         """Keep sums for such draws from now on, where this device goes by them."""
-        self.once = how == "systematic"  # no edge comes twice: probabilities are capped
+        self.once = how != "multinomial"  # no edge comes twice: probabilities are capped
         self._make()
 
     def _make(self) -> None:
@@ -75,6 +76,9 @@ class PrefixSums(nn.Module):
     def visited(self, layer: int, row: Tensor, ptr: Tensor, odds: Odds) -> None:
         """The rows of a block were drawn from and have taught what they could: those due get new sums."""
         if (prefix := self.at(layer)) is not None:
+            if self.fan_out is not None and self.fan_out[layer] >= 0:
+                edges = self.graph.edges
+                ptr = ops.pointer(torch.minimum(ptr.diff(), edges.first[row] - edges.begin[row] + self.fan_out[layer]))
             ops.visit(row, ptr, self.graph.edges, OFTEN, self.once, odds, prefix)
 
     def renew(self, layer: int, k: int, odds: Odds) -> None:

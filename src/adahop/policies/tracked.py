@@ -73,8 +73,10 @@ class Tracked(Policy):
         return Odds(edge=self.graph.relative, node=self.square[layer].sqrt(), eta=self.eta, shift=self.graph.shift)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
-        if how in ("systematic", "multinomial") and self.eta > 0:
+        """With "auto" draws are systematic or shared, and a shared one takes more than k edges of a row."""
+        if how in ("systematic", "multinomial", "auto") and self.eta > 0:
             self.prefix.open(how)
+            self.prefix.fan_out = list(sizes) if how == "auto" else None
 
     def odds_for(self, layer: int, how: str) -> Odds:
         """On the CPU, draws with replacement and systematic ones go by the norms of a while ago, without a scan; the

@@ -287,6 +287,8 @@ class Merged(Compact):
         return types.batch(blocks, (self.n_id, self.edges, self.counts))
 
     def begin(self, sampler: Sampler, seeds: Tensor) -> Tensor:
+        if self.disjoint and not sampler.per_node:
+            raise InputError("`disjoint` must be False for a draw whose targets share their sources, got True")
         self.n_id, self.scratch, self.nodes = seeds, sampler._scratch, max(sampler.graph.num_nodes, 1)
         self.tree = torch.arange(seeds.numel(), device=seeds.device) if self.disjoint else None
         self.counts = [seeds.numel()]

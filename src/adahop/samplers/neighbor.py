@@ -24,6 +24,9 @@ from adahop.samplers.sizes import alike
 from adahop.storage import MEMORY, Storage
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
+SHARED, AUTO = "shared", "auto"
+DRAWS = (*ops.DRAWS, SHARED, AUTO)
+OVERLAP = 1.0  # "auto" shares sources where a node is a neighbour of so many of a batch's targets on average
 
 
 class NeighborSampler(Sampler):
@@ -32,6 +35,13 @@ class NeighborSampler(Sampler):
     scale = 1/(k q) with replacement and 1/pi without, so that sum weight * scale * h[src] has the full sum as its mean.
     With `budget`, sizes are totals per layer, spread over a batch's targets (see `spread`) by the variance each would
     have and by what it counts for in the sums above: a batch's size is known beforehand, whatever the degrees are.
+    draw="shared": sources are drawn once for all targets of a batch, systematically, as many as k draws per target
+    would bring on average, and every target uses all of them that are its neighbours. A source comes with probability P_j in proportion to the root of
+    sum_i (pi_ij S_i)^2 (capped at 1), pi_ij its probability in a draw of target i's own and S_i = sum_j a_ij; its edges
+    have scale 1/P_j. Targets are in the batch anyway: edges between them are exact. So a batch reads as many nodes, and
+    in a dense graph a target uses many more than k of them. It scans the neighbourhoods.
+    draw="auto": "shared" for a batch whose targets have neighbours in common (`OVERLAP`), else "systematic"; on a GPU
+    always the latter, whose shape is fixed.
     In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
     of the sources.
 
@@ -40,7 +50,6 @@ class NeighborSampler(Sampler):
     [1.5, 1.5]
     """
 
-    per_node = True
     sized_by = ("relation", "type")
 
     def __init__(
@@ -57,7 +66,7 @@ class NeighborSampler(Sampler):
         self.budget = flag(budget, "budget")
         if self.sized.source is not None and not budget:
             raise InputError("`sizes` must go by relation where they are not a budget, got node types")
-        self.how = one_of(draw, ops.DRAWS, "draw")
+        self.how = one_of(draw, DRAWS, "draw")
         self.policy = Uniform(graph, len(self.sizes)) if policy is None else of_kind(policy, Policy, "policy")
         if policy is not None:
             if policy.layers != len(self.sizes):
@@ -65,6 +74,8 @@ class NeighborSampler(Sampler):
                     f"`policy` must have as many layers as `sizes`, {len(self.sizes)}, got {policy.layers}"
                 )
             check_odds(policy)
+            if self.shares and policy.own_draw:
+                raise InputError(own_draw_refusal(type(policy).__name__, draw))
         self.policy.prepare(self.how, self.fan_out)
 
     @property
@@ -77,8 +88,17 @@ class NeighborSampler(Sampler):
         return self.policy.reads
 
     @property
+    def shares(self) -> bool:
+        """Whether targets may share the sources drawn for a batch."""
+        return self.how == SHARED or (self.how == AUTO and ops.goes_by_sums(self.graph.indptr))
+
+    @property
+    def per_node(self) -> bool:  # type: ignore[override]
+        return not self.shares
+
+    @property
     def by_owner(self) -> bool:  # type: ignore[override]
-        return not self.budget
+        return not (self.budget or self.shares)
 
     @property
     def syncs(self) -> bool:  # type: ignore[override]
@@ -96,25 +116,63 @@ class NeighborSampler(Sampler):
     def fixed_size(self) -> bool:  # type: ignore[override]
         drawn = [layer for layer in range(len(self.sizes)) if layer not in self.skip]
         told = all(self.sizes[layer] >= 0 and self.sized.even(layer) for layer in drawn)
-        return told and not (self.budget or self.how == "poisson") and (self.policy.pads or not self.policy.own_draw)
+        return (
+            told
+            and not (self.budget or self.how == "poisson" or self.shares)
+            and (self.policy.pads or not self.policy.own_draw)
+        )
 
     @property
     def draw_syncs(self) -> bool:  # type: ignore[override]
         return self.policy.own_draw
 
-    def by_target(self) -> NeighborSampler:
-        return self
+    def by_target(self) -> NeighborSampler | None:
+        if self.how == SHARED:
+            return None
+        other = self if self.how != AUTO else self.twin()
+        other.how = "systematic" if self.how == AUTO else self.how
+        return other
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
-        k = self.many(layer, rows, key)
+        k, how = self.many(layer, rows, key), self.draw_of(rows)
+        if how == SHARED:
+            return self._shared(layer, rows, k, key)
         if self.policy.own_draw and isinstance(key, random.Stream):  # asked for in slots
             size = self.sizes[layer]
-            slots = functools.partial(self.policy.slots, layer, rows, size, self.how, key)
-            return Draw(k, self.how, Odds(), key, size, slots)
-        drawn = self.policy.places(layer, rows, k, self.how, key) if self.policy.own_draw else None
+            slots = functools.partial(self.policy.slots, layer, rows, size, how, key)
+            return Draw(k, how, Odds(), key, size, slots)
+        drawn = self.policy.places(layer, rows, k, how, key) if self.policy.own_draw else None
         if drawn is not None:
             return drawn
-        return Draw(k, self.how, self.policy.odds_for(layer, self.how), key, self.sizes[layer])
+        return Draw(k, how, self.policy.odds_for(layer, how), key, self.sizes[layer])
+
+    def draw_of(self, rows: Rows) -> str:
+        """The kind of draw for these rows: "auto" decides by their degrees alone, never by what was drawn."""
+        if self.how != AUTO:
+            return self.how
+        if not self.shares or rows.until is not None:
+            return "systematic"
+        edges = self.graph.edges
+        degrees = edges.last[rows.row] - edges.first[rows.row]
+        return SHARED if int(degrees.sum()) >= OVERLAP * self.graph.num_nodes else "systematic"
+
+    def _shared(self, layer: int, rows: Rows, k: Tensor, key: int | random.Stream) -> Drawn:
+        """Sources drawn once for all rows, and all edges from them.
+
+        P_j minimises sum over i, j of (a_ij |h_j|)^2 / P_j at a given number of sources, pi_ij S_i standing for
+        a_ij |h_j|: the policy's odds are relative to their row.
+        """
+        assert isinstance(key, int), "shared sources have no fixed shape"
+        edges, odds = self.graph.edges, self.policy.odds(layer)
+        near = ops.near(edges, rows, rows.targets, True, self._scratch)
+        chance = ops.chances(edges, rows, near, k, odds)
+        possible = chance > 0
+        if not bool(possible.all()):  # an edge with odds of 0 never comes, even where another target brings its source
+            near = near._replace(row=near.row[possible], place=near.place[possible], local=near.local[possible])
+            chance = chance[possible]
+        weight = near.total((chance * self.policy.strength(layer, rows)[near.row]).square()).sqrt()
+        expected = -torch.expm1(near.total(torch.log1p(-chance))).sum()  # sources that draws of their own would bring
+        return ops.keep(edges, rows, near, *ops.pick(weight, round(float(expected)), "systematic", key))
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
         return self.policy.scaled(rows, drawn)
@@ -154,3 +212,7 @@ class NeighborSampler(Sampler):
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
             if block.num_edges:  # a layer that is skipped has none
                 self.policy.update(layer, block, e)
+
+
+def own_draw_refusal(policy: str, draw: str) -> str:
+    return f"`draw` must be one of {', '.join(ops.DRAWS)} for policy {policy}, which draws by itself, got {draw}"

@@ -254,6 +254,14 @@ def near(edges: Edges, rows: Rows, targets: Tensor, inner: bool, scratch: Tensor
     return Near(torch.from_numpy(row), at, (local - head.numel()).clamp_(min=-1), n_id[head.numel() :])
 
 
+def chances(edges: Edges, rows: Rows, near: Near, k: Tensor, odds: Odds) -> Tensor:
+    where, by = extents(edges, rows), _odds(plain_odds(odds))
+    ptr, out = np.concatenate([[0], np.cumsum(where[1])]), np.empty(near.place.numel())
+    given = (rows.row.numpy(), where, ptr, k.numpy(), by, edges.arrays[3], out)
+    over(cpu_scan.chance_rows, len(ptr) - 1, *given, work=ptr)
+    return torch.from_numpy(out)
+
+
 def total(value: Tensor, local: Tensor, candidates: int) -> Tensor:
     out = np.zeros(candidates, value.numpy().dtype)
     cpu_scan.total(value.numpy(), local.numpy(), out)

@@ -331,6 +331,24 @@ def weighted_rows(lo, hi, rows, where, ptr, ks, how, key, odds, indices, drawn):
 
 
 @nb.njit(nogil=True, cache=True)
+def chance_rows(lo, hi, rows, where, ptr, ks, odds, indices, chance):
+    """The probability that k draws without replacement from the rows lo..hi take each neighbour; 0: it never comes."""
+    start, size, _, _ = where
+    longest = max(size[lo:hi].max(), 1) if hi > lo else 1
+    w, idx = np.empty(longest), np.empty(longest, np.int64)
+    for t in range(lo, hi):
+        k = k_of(ks, t)
+        m = fill_odds(w, idx, start[t], size[t], odds, shift_of(odds[3], rows[t]), indices)
+        if k <= 0 or m <= k:
+            w[:m] = 0.0 if k == 0 else 1.0
+        else:
+            inclusion(w, m, k, odds[2])
+        chance[ptr[t] : ptr[t + 1]] = 0.0
+        for j in range(m):
+            chance[ptr[t] + idx[j]] = min(w[j], 1.0)
+
+
+@nb.njit(nogil=True, cache=True)
 def places(lo, hi, where, ptr, row, place):
     """Row and place of every true neighbour of the rows lo..hi."""
     start, size, _, _ = where

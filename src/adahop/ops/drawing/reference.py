@@ -79,6 +79,23 @@ def lifted(w: Tensor, row: Tensor, rows: int) -> Tensor:
     return torch.maximum(w, torch.where(top > 0, top * FLOOR, torch.ones_like(top))[row])
 
 
+def chances(edges: Edges, rows: Rows, near: Near, k: Tensor, odds: Odds) -> Tensor:
+    """[M] the probability that k draws without replacement from its row take each of the edges; 0: it can never come.
+
+    `near` holds all edges to true neighbours of the rows, and `k` one number for all rows or one per row.
+    """
+    many = rows.row.numel()
+    w = weigh(near.place, near.row, rows.row, edges.indices, odds)
+    possible = torch.ones_like(w, dtype=torch.bool) if odds.eta > 0 else w > 0
+    w, row = w[possible], near.row[possible]
+    k = k.expand(many) if k.numel() == 1 else k
+    n = torch.bincount(row, minlength=many)
+    busy = ((n > k) & (k > 0))[row]
+    out = torch.where(k == 0, 0.0, 1.0)[row].to(w)
+    out[busy] = inclusion(lifted(w, row, many)[busy], row[busy], many, k.double(), odds.eta)
+    return torch.zeros(possible.numel(), dtype=w.dtype, device=w.device).masked_scatter_(possible, out)
+
+
 def hop(
     edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int, scratch: Tensor, known: bool
 ) -> tuple[Drawn, Numbered]:
