@@ -78,35 +78,55 @@ class Noted(dict[tuple[str, str], Launch]):
         return True  # nothing is compiled now
 
 
+class Stand:
+    """What stands for the kernels where their launches are noted; see `pretended_cuda` for another."""
+
+    def given(self, arguments: Any) -> Any:
+        """The arguments of a launch as Triton is to see them."""
+        return arguments
+
+    def launch(self, op: Op, args: Any, options: Any) -> Any:
+        """Call an operation's Triton form, for its launches alone."""
+        return _there_and_back(op.cuda, args, options)
+
+    def answer(self, op: Op, args: Any, options: Any) -> Any:
+        """What its kernels would have computed."""
+        return op.reference(*args, **options)
+
+
 @contextlib.contextmanager
-def noted() -> Iterator[Noted]:
-    """Inside, tensors anywhere are given to the GPU's kernels, whose launches are noted."""
+def noted(anywhere: bool = True, stand: Stand | None = None) -> Iterator[Noted]:
+    """Inside, tensors `anywhere`, or only those of a GPU, are given to its kernels, whose launches are noted."""
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    found, run = Noted(), JITFunction.run
+    found, run, plain, stand = Noted(), JITFunction.run, Op.__call__, stand or Stand()
 
     def only_specialised(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         assert all(1 <= n < 2**31 if i == 0 else 1 <= n < 2**16 for i, n in enumerate(grid)), grid
-        return run(self, *args, grid=grid, warmup=True, **options)
+        return run(self, *stand.given(args), grid=grid, warmup=True, **options)
 
     def shadowed(self: Op, *args: Any, **options: Any) -> Any:
         at, before = args[self.by], found.total
-        if self.form(at if isinstance(at, Tensor) else at[0]) == "cuda":
-            out = _there_and_back(self.cuda, args, options)
-            if out is not NotImplemented and found.total == before:
-                return out  # plain torch
-        return self.reference(*args, **options)
+        if self.form(at if isinstance(at, Tensor) else at[0]) != "cuda":
+            return plain(self, *args, **options)
+        out = stand.launch(self, args, options)
+        if out is NotImplemented:
+            return self.reference(*args, **options)
+        if found.total == before:  # plain torch
+            return self.cuda(*args, **options)  # type: ignore[misc]
+        return stand.answer(self, args, options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ADAHOP_TRITON", "1")
+        if anywhere:
+            patch.setenv("ADAHOP_TRITON", "1")
+            for owner in (ops, base):  # draws as on a device
+                patch.setattr(owner, "goes_by_sums", lambda at: False)
         patch.setattr(JITFunction, "run", only_specialised)
         patch.setattr(Op, "__call__", shadowed)
         patch.setattr(knobs.runtime, "jit_cache_hook", found.note)
         patch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", _Nowhere())  # by version
-        for owner in (ops, base):  # draws as on a device
-            patch.setattr(owner, "goes_by_sums", lambda at: False)
         yield found
 
 
