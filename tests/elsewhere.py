@@ -24,6 +24,8 @@ SIZES = {
     aten.bincount.default,
 }  # fmt: skip
 
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+
 
 class Elsewhere(Tensor):
     """A tensor elsewhere; `held` is where it really lies."""
@@ -104,8 +106,8 @@ class _Device(TorchDispatchMode):
                 self.sent(func)
         elif given:
             here = [t for t in tensors if not _there(t) and t.dim() > 0]
-            indices = func is aten.index.Tensor and _there(args[0])  # an index may come from the host
-            if here and not indices:
+            free = args[1] if func in INDEXED and _there(args[0]) else ()  # an index may come from the host
+            if not all(any(t is index for index in free) for t in here):
                 raise RuntimeError(f"{func}: tensors on {self.device} and on the CPU, of shape {tuple(here[0].shape)}")
             if here:
                 self.sent(func)
@@ -121,6 +123,8 @@ class _Device(TorchDispatchMode):
 
     def _reads_a_size(self, func: Any, args: Any, kwargs: dict) -> bool:
         """Whether the host waits to know how much comes out."""
+        if func in INDEXED and func is not aten.index.Tensor:  # a number, or values, behind a mask need no size
+            return any(i is not None and i.dtype == torch.bool for i in args[1]) and args[2].dim() > 0
         if func is aten.index.Tensor:
             return any(i is not None and i.dtype == torch.bool for i in args[1])
         if func is aten.repeat_interleave.Tensor:

@@ -166,7 +166,7 @@ class _Named(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.__getitem__, Tensor.__setitem__):  # numbers in a list become an index in the host's memory
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            parts = tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
+            parts = tuple(torch.tensor(part, dtype=None if part else torch.long) if isinstance(part, list) else part for part in parts)
             args = (args[0], parts if isinstance(args[1], tuple) else parts[0], *args[2:])
             return func(*args)
         args, kwargs = tree_map_only((str, torch.device), self._name, (args, kwargs or {}))
