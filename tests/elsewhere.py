@@ -118,8 +118,15 @@ class _Device(TorchDispatchMode):
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
         args, kwargs = _held(args), _held(kwargs)
-        out = self.ran(func, args, kwargs) if there else func(*args, **kwargs)
-        return _as_given(out, flat) if there else out
+        if there:
+            return _as_given(self.ran(func, args, kwargs), flat)
+        locked = kwargs.pop("pin_memory", None)
+        out = func(*args, **kwargs)
+        return self.pin(out) if locked else out
+
+    def pin(self, t: Tensor) -> Tensor:
+        """In memory of the host that the device can read."""
+        return t
 
     def _reads_a_size(self, func: Any, args: Any, kwargs: dict) -> bool:
         """Whether the host waits to know how much comes out."""

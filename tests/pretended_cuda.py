@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from adahop import capture
 from adahop.ops.registry import Op
 
 CUDA = torch.device("cuda:0")
@@ -75,6 +76,7 @@ class Device(_Device, Stand):
         self.graph: Graph | None = None  # while a step is captured
         self.dry = self.kernel = False  # while an operation is called for its launches; while its kernels are stood for
         self.pinned: set[int] = set()
+        self.locked: list[Tensor] = []
 
     # --- the host and the device --------------------------------------------------------------------------------------
 
@@ -89,9 +91,9 @@ class Device(_Device, Stand):
             raise RuntimeError(f"operation not permitted when stream is capturing: {what} from the host's memory")
 
     def pin(self, t: Tensor) -> Tensor:
-        out = t.clone()
-        self.pinned.add(out.untyped_storage().data_ptr())
-        return out
+        self.locked.append(t)  # its address stays its own
+        self.pinned.add(t.untyped_storage().data_ptr())
+        return t
 
     def is_pinned(self, t: Tensor) -> bool:
         return not isinstance(t, Elsewhere) and t.untyped_storage().data_ptr() in self.pinned
@@ -169,8 +171,9 @@ class _Named(TorchFunctionMode):
             parts = tuple(torch.tensor(part, dtype=None if part else torch.long) if isinstance(part, list) else part for part in parts)
             args = (args[0], parts if isinstance(args[1], tuple) else parts[0], *args[2:])
             return func(*args)
-        args, kwargs = tree_map_only((str, torch.device), self._name, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        if func not in (torch.device, torch.get_device_module):
+            args, kwargs = tree_map_only((str, torch.device), self._name, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
     @staticmethod
     def _name(name: Any) -> Any:
@@ -195,9 +198,10 @@ def pretended_cuda() -> Iterator[tuple[Device, Noted]]:
     with pytest.MonkeyPatch.context() as patch:
         for name, what in own.items():
             patch.setattr(torch.cuda, name, what)
+        patch.setattr(capture, "_restore", torch.set_rng_state)
         patch.setattr(Elsewhere, "is_cuda", True, raising=False)
         patch.setattr(Elsewhere, "device", CUDA, raising=False)
-        patch.setattr(Tensor, "pin_memory", lambda t: device.pin(t))
+        patch.setattr(Tensor, "pin_memory", lambda t: device.pin(t.clone()))
         patch.setattr(Tensor, "is_pinned", lambda t: device.is_pinned(t))
         with torch.autograd.set_multithreading_enabled(False), noted(False, device) as launches:
             with pretended(device), _Named():
