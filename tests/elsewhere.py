@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 ELSEWHERE = torch.device("lazy:0")  # a name that torch knows, of a device that needs no start and that no machine has
 aten = torch.ops.aten
 SIZES = {
-    aten.nonzero.default, aten._unique2.default, aten.unique_dim.default, aten.masked_select.default,
-    aten.bincount.default,
+    aten.nonzero.default, aten._unique.default, aten._unique2.default, aten.unique_dim.default,
+    aten.unique_consecutive.default, aten.masked_select.default, aten.bincount.default,
 }  # fmt: skip
 
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from elsewhere import ELSEWHERE, Elsewhere, _Device, pretended
-from launches import Noted, Stand, noted
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from adahop import capture
 from adahop.ops.registry import Op
+from elsewhere import ELSEWHERE, Elsewhere, _Device, pretended
+from launches import Noted, Stand, noted
 
 CUDA = torch.device("cuda:0")
 
@@ -128,9 +128,7 @@ class Device(_Device, Stand):
 
     def _answered(self, op: Op, args: Any, options: Any) -> Any:
         """By the reference; what the kernels read in the host's memory is moved first."""
-        args, options = tree_map_only(
-            Tensor, lambda t: Elsewhere(t) if self.is_pinned(t) else t, (args, options)
-        )
+        args, options = tree_map_only(Tensor, lambda t: Elsewhere(t) if self.is_pinned(t) else t, (args, options))
         return op.reference(*args, **options)
 
     def _replayed(self, op: Op, args: Any, options: Any) -> Any:
@@ -166,11 +164,9 @@ class _Named(TorchFunctionMode):
     """What is asked of the device "cuda" is asked of the other one: torch may have been built without CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.__getitem__, Tensor.__setitem__):  # numbers in a list become an index in the host's memory
-            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            parts = tuple(torch.tensor(part, dtype=None if part else torch.long) if isinstance(part, list) else part for part in parts)
-            args = (args[0], parts if isinstance(args[1], tuple) else parts[0], *args[2:])
-            return func(*args)
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            index = tuple(map(_index, args[1])) if isinstance(args[1], tuple) else _index(args[1])
+            return func(args[0], index, *args[2:])
         if func not in (torch.device, torch.get_device_module):
             args, kwargs = tree_map_only((str, torch.device), self._name, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -178,6 +174,11 @@ class _Named(TorchFunctionMode):
     @staticmethod
     def _name(name: Any) -> Any:
         return ELSEWHERE if name in ("cuda", "cuda:0", torch.device("cuda"), CUDA) else name
+
+
+def _index(part: Any) -> Any:
+    """Numbers in a list become an index in the host's memory."""
+    return torch.tensor(part, dtype=None if part else torch.long) if isinstance(part, list) else part
 
 
 class _Stream:
@@ -190,10 +191,11 @@ def pretended_cuda() -> Iterator[tuple[Device, Noted]]:
     """Inside, this machine has a GPU."""
     device = Device()
     own = {
-        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "_lazy_init": lambda: None,
-        "synchronize": lambda *_: None, "Stream": _Stream, "current_stream": _Stream,
-        "stream": lambda _: contextlib.nullcontext(), "CUDAGraph": Graph, "graph": device.capture,
-        "get_rng_state": lambda *_: torch.get_rng_state(), "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+        "_lazy_init": lambda: None, "synchronize": lambda *_: None, "stream": lambda _: contextlib.nullcontext(),
+        "Stream": _Stream, "current_stream": _Stream, "CUDAGraph": Graph, "graph": device.capture,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         for name, what in own.items():
@@ -203,6 +205,7 @@ def pretended_cuda() -> Iterator[tuple[Device, Noted]]:
         patch.setattr(Elsewhere, "device", CUDA, raising=False)
         patch.setattr(Tensor, "pin_memory", lambda t: device.pin(t.clone()))
         patch.setattr(Tensor, "is_pinned", lambda t: device.is_pinned(t))
-        with torch.autograd.set_multithreading_enabled(False), noted(False, device) as launches:
-            with pretended(device), _Named():
-                yield device, launches
+        patch.delenv("ADAHOP_REFERENCE", raising=False)
+        alone = torch.autograd.set_multithreading_enabled(False)
+        with alone, noted(False, device) as launches, pretended(device), _Named():
+            yield device, launches
