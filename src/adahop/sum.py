@@ -681,6 +681,8 @@ class Variate(OnGraph, Sum):
         self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
         self.nodes = graph.num_nodes if nodes is None else nodes
         form = History if passes else SeenHistory
+        if not passes:  # nodes that are seen first make room for themselves
+            self.shaped = self.roomy = False
         self.history = form(self.nodes if self.keeps else 0, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)

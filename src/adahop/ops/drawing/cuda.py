@@ -14,6 +14,7 @@ from adahop.ops.types import Drawn, Edges, Odds, Rows, Slots
 BLOCK = 512  # neighbours scanned at a time
 WARPS, MORE = 2, 4  # of a program that scans weights; that looks nodes up, or scans several times
 FEW = 2  # self-loops of a row for which slots are left without a look at the batch
+WIDE = 16  # draws without replacement up to which one binary serves: it takes seconds to compile
 MOST = 64  # slots of a row: a handful each, not one row with thousands
 
 
@@ -38,10 +39,10 @@ def padded(
         until = torch.full_like(rows.row, edges.indices.numel()) if rows.until is None else rows.until
         clips = (since, until)
     weight, many = any_ if edges.weight is None else edges.weight, k if isinstance(k, Tensor) else any_
-    rest = (edges.indices, weight, rows.row, target, many, *out[:5], *stream, out.rows)
+    rest = (edges.indices, weight, rows.row, target, many, *out[:5], *stream, out.rows, loops)
     args = (edges.begin, edges.first, edges.last, *clips, *rest)
     flags: dict[str, Any] = {
-        "K": out.most, "L": loops, "KP": power(max(out.most, 2)), "EACH": isinstance(k, Tensor),
+        "K": out.most, "KP": power(max(out.most, 2)), "EACH": isinstance(k, Tensor),
         "STEPS": isinstance(key, Stream), "WEIGHTED": edges.weight is not None, "CLIP": clip,
     }  # fmt: skip
     if odds.edge is None and odds.node is None:
@@ -49,7 +50,7 @@ def padded(
         grid = (-(-out.rows // tb),)
         cuda_slots.uniform[grid](*args, **flags, TB=tb, SUBSET=how != "multinomial", num_warps=2)
         return out
-    more = (*args, *(any_ if t is None else t for t in (odds.edge, odds.node)), odds.eta)
+    more = (*args, *(any_ if t is None else t for t in (odds.edge, odds.node)), float(odds.eta))
     more = (*more, any_ if odds.shift is None else odds.shift)
     flags |= {
         "BLK": BLOCK, "EDGE": odds.edge is not None, "NODE": odds.node is not None, "SHIFT": odds.shift is not None
@@ -57,6 +58,7 @@ def padded(
     if how == "multinomial":
         cuda_slots.multinomial[(out.rows,)](*more, **flags, num_warps=WARPS if odds.node is None else MORE)
     else:
+        flags["KP"] = max(WIDE, flags["KP"])
         cuda_subset.subset[(out.rows,)](
             *more, **flags, LEVELS=BLOCK.bit_length() - 1, PAIRS=how == "depround", num_warps=MORE
         )
@@ -65,7 +67,7 @@ def padded(
 
 def _empty(target: Tensor, k: int | Tensor, loops: int) -> Slots:
     rows = target.numel()
-    most = k if isinstance(k, int) else int(k.max()) if k.numel() else 0
+    most = k if isinstance(k, int) else power(int(k.max())) if k.numel() else 0  # a few widths for all batches
     m, device = rows * (loops + most), target.device
     n_id = torch.empty(rows * (1 + most), dtype=torch.long, device=device)
     pos = torch.empty(m, dtype=torch.long, device=device)

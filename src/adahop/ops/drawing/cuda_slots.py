@@ -1,7 +1,7 @@
 """Draws on the GPU into slots of a fixed shape: uniform ones, and with replacement by the odds of a scan.
 
-A row has L slots for its self-loops and K for its neighbours; a slot that stays empty has weight and scale 0, prob 1
-and the row's target for its source, so that sums, scores and updates pass over it.
+A row has `room` slots for its self-loops and K for its neighbours; a slot that stays empty has weight and scale 0,
+prob 1 and the row's target for its source, so that sums, scores and updates pass over it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from adahop.ops.cuda_jit import kernel
 from adahop.ops.cuda_random import base, draw_below, draw_unit, key_of
 
 SUB = tl.constexpr(32)  # places that a mark is first located among
@@ -31,15 +32,15 @@ def extent(begin, first, end, since, until, v, t, ok, CLIP: tl.constexpr):
 
 
 @triton.jit
-def put(t, slot, v, at, prob, scale, use, ok, indices, weight, n_id, pos, p_out, s_out, w_out, rows,
-        S: tl.constexpr, L: tl.constexpr, WEIGHTED: tl.constexpr):  # fmt: skip
-    """Write the drawn slots `slot` (from L on) of targets t: where `use`, the place `at`; else the empty slot."""
+def put(t, slot, v, at, prob, scale, use, ok, indices, weight, n_id, pos, p_out, s_out, w_out, rows, room, K,
+        WEIGHTED: tl.constexpr):  # fmt: skip
+    """Write drawn slots of targets t, after the room for self-loops: where `use`, the place `at`; else empty ones."""
     at = tl.where(use, at, 0)
-    o = t * S + L + slot
+    o = t * (room + K) + room + slot
     tl.store(pos + o, at, mask=ok)
     tl.store(p_out + o, tl.where(use, prob, 1.0).to(tl.float32), mask=ok)
     tl.store(s_out + o, tl.where(use, scale, 0.0).to(tl.float32), mask=ok)
-    tl.store(n_id + rows + t * (S - L) + slot, tl.where(use, tl.load(indices + at, mask=use & ok, other=0), v), mask=ok)
+    tl.store(n_id + rows + t * K + slot, tl.where(use, tl.load(indices + at, mask=use & ok, other=0), v), mask=ok)
     w = tl.where(use, 1.0, 0.0)
     if WEIGHTED:
         w = tl.load(weight + at, mask=use & ok, other=0.0)
@@ -47,24 +48,24 @@ def put(t, slot, v, at, prob, scale, use, ok, indices, weight, n_id, pos, p_out,
 
 
 @triton.jit
-def put_loops(t, v, begin, many, ok, weight, n_id, pos, p_out, s_out, w_out,
-              S: tl.constexpr, L: tl.constexpr, WEIGHTED: tl.constexpr):  # fmt: skip
-    """The target itself among the nodes, and its self-loops in the first L slots."""
+def put_loops(t, v, begin, many, ok, weight, n_id, pos, p_out, s_out, w_out, room, K,
+              WEIGHTED: tl.constexpr):  # fmt: skip
+    """The target itself among the nodes, and its self-loops in the first `room` slots."""
     tl.store(n_id + t, v, mask=ok)
-    for i in tl.static_range(L):
-        use = ok & (i < many)
-        tl.store(pos + t * S + i, tl.where(use, begin + i, 0), mask=ok)
-        tl.store(p_out + t * S + i, tl.where(ok, 1.0, 1.0), mask=ok)
-        tl.store(s_out + t * S + i, tl.where(use, 1.0, 0.0), mask=ok)
+    for i in range(room):
+        use, o = ok & (i < many), t * (room + K) + i
+        tl.store(pos + o, tl.where(use, begin + i, 0), mask=ok)
+        tl.store(p_out + o, tl.where(ok, 1.0, 1.0), mask=ok)
+        tl.store(s_out + o, tl.where(use, 1.0, 0.0), mask=ok)
         w = tl.where(use, 1.0, 0.0)
         if WEIGHTED:
             w = tl.load(weight + begin + i, mask=use, other=0.0)
-        tl.store(w_out + t * S + i, w, mask=ok)
+        tl.store(w_out + o, w, mask=ok)
 
 
-@triton.jit(do_not_specialize=["head", "layer", "rows"])
+@kernel()
 def uniform(begin, first, end, since, until, indices, weight, row, target, ks, n_id, pos, p_out, s_out, w_out, head,
-            step, layer, rows, K: tl.constexpr, L: tl.constexpr, KP: tl.constexpr, TB: tl.constexpr, EACH: tl.constexpr,
+            step, layer, rows, room, K: tl.constexpr, KP: tl.constexpr, TB: tl.constexpr, EACH: tl.constexpr,
             STEPS: tl.constexpr, SUBSET: tl.constexpr, WEIGHTED: tl.constexpr, CLIP: tl.constexpr):  # fmt: skip
     """Equal odds: k whole numbers below n, or Floyd's k-subset; TB rows per program."""
     t = tl.program_id(0).to(tl.int64) * TB + tl.arange(0, TB)
@@ -72,7 +73,7 @@ def uniform(begin, first, end, since, until, indices, weight, row, target, ks, n
     v, node = tl.load(row + t, mask=ok, other=0), tl.load(target + t, mask=ok, other=0)
     own, loops, a, n = extent(begin, first, end, since, until, v, t, ok, CLIP)
     k = tl.load(ks + t, mask=ok, other=0) if EACH else tl.full((TB,), K, tl.int64)
-    put_loops(t, node, own, loops, ok, weight, n_id, pos, p_out, s_out, w_out, K + L, L, WEIGHTED)
+    put_loops(t, node, own, loops, ok, weight, n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)
     stream = base(key_of(head, step, layer, STEPS), v)
     slot = tl.arange(0, KP)[None, :].to(tl.int64)
     if SUBSET:
@@ -90,8 +91,8 @@ def uniform(begin, first, end, since, until, indices, weight, row, target, ks, n
     prob = tl.where(sure, 1.0, many / size if SUBSET else 1.0 / size)
     scale = tl.where(sure, 1.0, size / many)
     put(t[:, None], slot, node[:, None], a[:, None] + tl.where(sure, slot, pick), prob, scale, use,
-        ok[:, None] & (slot < K), indices, weight, n_id, pos, p_out, s_out, w_out, rows,
-        K + L, L, WEIGHTED)  # fmt: skip
+        ok[:, None] & (slot < K), indices, weight, n_id, pos, p_out, s_out, w_out, rows, room,
+        K, WEIGHTED)  # fmt: skip
 
 
 @triton.jit
@@ -140,9 +141,9 @@ def locate(w, b, mark, part, base, last, before, BLK: tl.constexpr):
     return part, base, tl.maximum(last, tl.max(some, 0)), before + tl.sum(sub, 0)
 
 
-@triton.jit(do_not_specialize=["head", "layer", "rows"])
+@kernel()
 def multinomial(begin, first, end, since, until, indices, weight, row, target, ks, n_id, pos, p_out, s_out, w_out, head,
-                step, layer, rows, edge, node, eta, shift, K: tl.constexpr, L: tl.constexpr, KP: tl.constexpr,
+                step, layer, rows, room, edge, node, eta, shift, K: tl.constexpr, KP: tl.constexpr,
                 BLK: tl.constexpr, EACH: tl.constexpr, STEPS: tl.constexpr, EDGE: tl.constexpr, NODE: tl.constexpr,
                 WEIGHTED: tl.constexpr, CLIP: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
     """k draws with replacement by the odds of a row's neighbours; a program scans one neighbourhood twice."""
@@ -153,7 +154,7 @@ def multinomial(begin, first, end, since, until, indices, weight, row, target, k
     if SHIFT:
         node = node + tl.load(shift + v, mask=v >= 0, other=0)
     k = tl.load(ks + t).to(tl.int32) if EACH else K
-    put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, K + L, L, WEIGHTED)
+    put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)
     head_w, total, many = sums(edge, node, indices, a, n, eta, BLK, EDGE, NODE)
     sure, blank = many <= k, (total <= 0.0) & (eta > 0.0)  # blank: no neighbour has odds, so all are alike
     total = tl.where(blank, n.to(tl.float32), total)
@@ -179,4 +180,4 @@ def multinomial(begin, first, end, since, until, indices, weight, row, target, k
     q = (1.0 - eta) * w / tl.maximum(total, 1e-38) + eta / n.to(tl.float32)
     q = tl.where(sure, 1.0, q)
     put(t, slot.to(tl.int64), dst, a + pick, q, tl.where(sure, 1.0, 1.0 / (k * tl.maximum(q, 1e-38))), use, slot < K,
-        indices, weight, n_id, pos, p_out, s_out, w_out, rows, K + L, L, WEIGHTED)  # fmt: skip
+        indices, weight, n_id, pos, p_out, s_out, w_out, rows, room, K, WEIGHTED)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from adahop.ops.cuda_jit import kernel
 from adahop.ops.cuda_random import base, draw32, draw_unit, key_of
 from adahop.ops.drawing.cuda_slots import extent, put, put_loops, weigh
 
@@ -81,14 +82,14 @@ def chances(odds, law, indices, a, j, n, k, sure, EDGE: tl.constexpr, NODE: tl.c
 
 
 @triton.jit
-def take(t, slot, v, at, p, use, sure, g, out, rows, S: tl.constexpr, L: tl.constexpr, WEIGHTED: tl.constexpr):
+def take(t, slot, v, at, p, use, sure, g, out, rows, room, K, WEIGHTED: tl.constexpr):
     """Write the places taken, with inclusion probability p."""
-    put(t, slot, v, at, p, tl.where(sure, 1.0, 1.0 / tl.maximum(p, 1e-30)), use, use & (slot < S - L), g[0], g[1],
-        out[0], out[1], out[2], out[3], out[4], rows, S, L, WEIGHTED)  # fmt: skip
+    put(t, slot, v, at, p, tl.where(sure, 1.0, 1.0 / tl.maximum(p, 1e-30)), use, use & (slot < K), g[0], g[1],
+        out[0], out[1], out[2], out[3], out[4], rows, room, K, WEIGHTED)  # fmt: skip
 
 
 @triton.jit
-def by_marks(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, S: tl.constexpr, L: tl.constexpr,
+def by_marks(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, room, K,
              BLK: tl.constexpr, EDGE: tl.constexpr, NODE: tl.constexpr, WEIGHTED: tl.constexpr):  # fmt: skip
     """Systematic: the probabilities laid end to end, the items under the marks u, u + 1, ... are taken."""
     shift = tl.where(sure, 0.0, draw_unit(stream, 0)) + NUDGE
@@ -100,7 +101,7 @@ def by_marks(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, S: tl.c
         c = before + tl.cumsum(p, 0)
         slot = tl.floor(c - p + shift) - start
         use = (tl.floor(c + shift) - start > slot) & (p > 0.0)
-        take(t, slot.to(tl.int64), v, a + j, p, use, sure, g, out, rows, S, L, WEIGHTED)
+        take(t, slot.to(tl.int64), v, a + j, p, use, sure, g, out, rows, room, K, WEIGHTED)
         before += tl.sum(p, 0)
 
 
@@ -119,7 +120,7 @@ def settle(p, j, mine, q, i, other, u):
 
 
 @triton.jit
-def by_pairs(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, S: tl.constexpr, L: tl.constexpr,
+def by_pairs(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, room, K,
              BLK: tl.constexpr, LEVELS: tl.constexpr, EDGE: tl.constexpr, NODE: tl.constexpr,
              WEIGHTED: tl.constexpr):  # fmt: skip
     """DepRound: open items meet in pairs, level by level and block by block, until none is open."""
@@ -130,7 +131,7 @@ def by_pairs(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, S: tl.c
         j = mixed(place, stream, bits)
         mine = chances(odds, law, g[0], a, j, n, k, sure, EDGE, NODE)
         use = mine >= 1.0
-        take(t, many + tl.cumsum(use.to(tl.int64), 0) - 1, v, a + j, mine, use, sure, g, out, rows, S, L, WEIGHTED)
+        take(t, many + tl.cumsum(use.to(tl.int64), 0) - 1, v, a + j, mine, use, sure, g, out, rows, room, K, WEIGHTED)
         many += tl.sum(use.to(tl.int64), 0)
         p = tl.where(use, 0.0, mine)
         for level in tl.static_range(LEVELS):
@@ -141,18 +142,18 @@ def by_pairs(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, S: tl.c
             u = draw_unit(stream, place * 64 + level)
             p, j, mine, use, who, chance = settle(p, j, mine, q, i, other, u)
             slot = many + tl.cumsum(use.to(tl.int64), 0) - 1
-            take(t, slot, v, a + who, chance, use, sure, g, out, rows, S, L, WEIGHTED)
+            take(t, slot, v, a + who, chance, use, sure, g, out, rows, room, K, WEIGHTED)
             many += tl.sum(use.to(tl.int64), 0)
         u = draw_unit(stream, place * 64 + LEVELS)
         held, hj, hm, use, who, chance = settle(held, hj, hm, p, j, mine, u)
-        take(t, many, v, a + who, chance, use, sure, g, out, rows, S, L, WEIGHTED)
+        take(t, many, v, a + who, chance, use, sure, g, out, rows, room, K, WEIGHTED)
         many += use.to(tl.int64)
-    take(t, many, v, a + hj, hm, held > 0.5, sure, g, out, rows, S, L, WEIGHTED)
+    take(t, many, v, a + hj, hm, held > 0.5, sure, g, out, rows, room, K, WEIGHTED)
 
 
-@triton.jit(do_not_specialize=["head", "layer", "rows"])
+@kernel()
 def subset(begin, first, end, since, until, indices, weight, row, target, ks, n_id, pos, p_out, s_out, w_out, head,
-           step, layer, rows, edge, node, eta, shift, K: tl.constexpr, L: tl.constexpr, KP: tl.constexpr,
+           step, layer, rows, room, edge, node, eta, shift, K, KP: tl.constexpr,
            BLK: tl.constexpr, LEVELS: tl.constexpr, EACH: tl.constexpr, STEPS: tl.constexpr, EDGE: tl.constexpr,
            NODE: tl.constexpr, WEIGHTED: tl.constexpr,
            PAIRS: tl.constexpr, CLIP: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
@@ -164,10 +165,10 @@ def subset(begin, first, end, since, until, indices, weight, row, target, ks, n_
     if SHIFT:
         node = node + tl.load(shift + v, mask=v >= 0, other=0)
     k = tl.load(ks + t).to(tl.int32) if EACH else K
-    put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, K + L, L, WEIGHTED)
+    put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)
     slot = tl.arange(0, KP).to(tl.int64)
-    put(t, slot, dst, slot, 1.0, 0.0, slot < 0, slot < K, indices, weight, n_id, pos, p_out, s_out, w_out, rows,
-        K + L, L, WEIGHTED)  # fmt: skip
+    put(t, slot, dst, slot, 1.0, 0.0, slot < 0, slot < K, indices, weight, n_id, pos, p_out, s_out, w_out, rows, room,
+        K, WEIGHTED)  # fmt: skip
     tl.debug_barrier()  # the empty slots are written before the taken ones
     best, many = largest(edge, node, indices, a, n, eta, BLK, EDGE, NODE)
     low = tl.where(best > 0.0, best * FLOOR, 1.0)
@@ -184,7 +185,7 @@ def subset(begin, first, end, since, until, indices, weight, row, target, ks, n_
     g, out = (indices, weight), (n_id, pos, p_out, s_out, w_out)
     if PAIRS:
         by_pairs(
-            t, dst, a, n, bits, k, sure, stream, odds, law, g, out, rows, K + L, L, BLK, LEVELS, EDGE, NODE, WEIGHTED
+            t, dst, a, n, bits, k, sure, stream, odds, law, g, out, rows, room, K, BLK, LEVELS, EDGE, NODE, WEIGHTED
         )
     else:
-        by_marks(t, dst, a, n, bits, k, sure, stream, odds, law, g, out, rows, K + L, L, BLK, EDGE, NODE, WEIGHTED)
+        by_marks(t, dst, a, n, bits, k, sure, stream, odds, law, g, out, rows, room, K, BLK, EDGE, NODE, WEIGHTED)

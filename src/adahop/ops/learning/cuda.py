@@ -14,7 +14,7 @@ from adahop.ops.types import Edges, Exp3Rule, TrackRule
 
 BLOCK = 512  # weights scanned at a time
 FREE = 2147483647  # of a row that nothing owns
-MOST = 64  # places of a row up to which one may stand in it twice
+MOST = 64  # entries of a row up to which one may stand in it twice
 
 
 def _claim(ids: Tensor, size: int, scratch: Scratch) -> Tensor:
@@ -24,8 +24,12 @@ def _claim(ids: Tensor, size: int, scratch: Scratch) -> Tensor:
     return owner
 
 
-def _slots(sight: Sight) -> int:
-    return sight.slots or (int(sight.ptr.diff().max()) if sight.pos.numel() else 1)
+def _room(sight: Sight) -> int:
+    """A power of two that holds the entries of a row; where rows have no slots, one of a few, for all blocks."""
+    if sight.slots:
+        return power(sight.slots)
+    most = int(sight.ptr.diff().max())
+    return next(room for room in (16 << i for i in range(0, 32, 2)) if most <= room)
 
 
 def _summed(arms: Weights, edges: Edges) -> None:
@@ -40,7 +44,7 @@ def grow(sight: Sight, gain: Tensor, edges: Edges, arms: Weights, scratch: Scrat
         return
     owner = _claim(sight.row, edges.first.numel(), scratch)
     cuda_update.grow[(sight.row.numel(),)](
-        owner, sight.row, sight.ptr, sight.pos, gain, edges.first, edges.last, arms.weight, S=power(_slots(sight)),
+        owner, sight.row, sight.ptr, sight.pos, gain, edges.first, edges.last, arms.weight, S=_room(sight),
         BLK=BLOCK, num_warps=1,
     )  # fmt: skip
     _summed(arms, edges)
@@ -53,13 +57,12 @@ def exp3(
     """One fused update of EXP3's state."""
     if sight.row.numel() == 0 or sight.pos.numel() == 0:
         return
-    owner, slots = _claim(sight.row, edges.first.numel(), scratch), _slots(sight)
-    many = power(slots)
-    twice = slots <= MOST or sight.pos.unique().numel() < sight.pos.numel()  # whether a place may stand in a row twice
+    owner, many = _claim(sight.row, edges.first.numel(), scratch), _room(sight)
+    twice = many <= MOST or sight.pos.unique().numel() < sight.pos.numel()  # whether a place may stand in a row twice
     cuda_update.exp3[(sight.row.numel(),)](
-        owner, *sight[:5], reward.contiguous(), edges.first, edges.last, arms.weight, mean, visits, rule.step,
-        rule.memory, rule.eta, rule.horizon, S=many, BLK=BLOCK, ROOT=rule.root, ONCE=not rule.times_k, TWICE=twice,
-        PAPER=rule.paper, num_warps=min(8, max(1, many // 64)),
+        owner, *sight[:5], reward.contiguous(), edges.first, edges.last, arms.weight, mean, visits,
+        *map(float, (rule.step, rule.memory, rule.eta, rule.horizon)), S=many, BLK=BLOCK, ROOT=rule.root,
+        ONCE=not rule.times_k, TWICE=twice, PAPER=rule.paper, num_warps=min(8, max(1, many // 64)),
     )  # fmt: skip
     _summed(arms, edges)
 
@@ -83,12 +86,12 @@ def track(
     owner, mean = _claim(sight.row, rows, scratch), torch.empty(m, device=device)
     cuda_update.track_sum[(targets,)](
         owner, sight.row, n_id, sight.ptr, src, dst, weight, sight.scale, energy.contiguous(), total, times,
-        S=power(_slots(sight)), num_warps=1,
+        S=_room(sight), num_warps=1,
     )  # fmt: skip
     blocks = (-(-m // 256),)
     cuda_update.track_mean[blocks](n_id, src, total, times, mean, seen, m, TB=256)
     cuda_update.track_level[(1,)](level, seen, float(rule.few))
-    cuda_update.track_put[blocks](n_id, src, mean, level, square, visits, rule.memory, rule.most, m, TB=256)
+    cuda_update.track_put[blocks](n_id, src, mean, level, square, visits, float(rule.memory), rule.most, m, TB=256)
     return False
 
 

@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 
 from adahop.ops import types
+from adahop.ops.cuda_jit import kernel
 
 FREE = tl.constexpr(2147483647)  # of a row that nothing owns
 HIGH, LOW = tl.constexpr(math.exp(types.HIGH)), tl.constexpr(math.exp(types.LOW))
 LEAST = tl.constexpr(math.exp(-types.SPAN))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel()
 def claim(owner, node, rows, TB: tl.constexpr):
     """The first entry of a row owns it."""
     t = tl.program_id(0) * TB + tl.arange(0, TB)
@@ -49,7 +50,7 @@ def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr, TWICE: tl
             tl.store(w + a + o, tl.maximum(x / top, LEAST), mask=o < n)
 
 
-@triton.jit
+@kernel()
 def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.constexpr):
     """A row's gains, given by edge, onto the weights of its places."""
     t = tl.program_id(0)
@@ -64,7 +65,7 @@ def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.c
         tl.store(owner + v, FREE)
 
 
-@triton.jit
+@kernel("h", "value", "width", "stride")
 def push(owner, node, h, value, width, stride, BF: tl.constexpr):
     """value[node[t]] = h[t] where row t owns its node."""
     t = tl.program_id(0).to(tl.int64)
@@ -81,7 +82,7 @@ def finite(x):
     return (x == x) & (tl.abs(x) < float("inf"))
 
 
-@triton.jit
+@kernel()
 def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visits, step, memory, eta, horizon,
          S: tl.constexpr, BLK: tl.constexpr, ROOT: tl.constexpr, ONCE: tl.constexpr, TWICE: tl.constexpr,
          PAPER: tl.constexpr):  # fmt: skip
@@ -123,7 +124,7 @@ def exp3(owner, node, ptr, pos, prob, scale, energy, first, last, w, mean, visit
         tl.store(owner + v, FREE)
 
 
-@triton.jit
+@kernel()
 def track_sum(owner, row, n_id, ptr, src, dst, weight, scale, energy, total, times, S: tl.constexpr):
     """Add |m_j|^2 of each true neighbour's message to its node's sum."""
     t = tl.program_id(0)
@@ -142,7 +143,7 @@ def track_sum(owner, row, n_id, ptr, src, dst, weight, scale, energy, total, tim
         tl.store(owner + v, FREE)
 
 
-@triton.jit(do_not_specialize=["edges"])
+@kernel()
 def track_mean(n_id, src, total, times, mean, seen, edges, TB: tl.constexpr):
     """mean[e] for the one edge that represents its node, -1 for the others; sums and counts are 0 again."""
     e = tl.program_id(0) * TB + tl.arange(0, TB)
@@ -157,7 +158,7 @@ def track_mean(n_id, src, total, times, mean, seen, edges, TB: tl.constexpr):
     tl.atomic_add(seen + 1, tl.sum(speaks.to(tl.float32), 0))
 
 
-@triton.jit
+@kernel()
 def track_level(level, seen, few):
     """The mean |m|^2 of the nodes of this step, averaged with earlier steps where they are few."""
     many, old = tl.load(seen + 1), tl.load(level)
@@ -168,7 +169,7 @@ def track_level(level, seen, few):
     tl.store(seen + 1, 0.0)
 
 
-@triton.jit(do_not_specialize=["edges"])
+@kernel()
 def track_put(n_id, src, mean, level, square, visits, memory, most, edges, TB: tl.constexpr):
     """The running average of each node seen."""
     e = tl.program_id(0) * TB + tl.arange(0, TB)

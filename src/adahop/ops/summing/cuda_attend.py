@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from adahop.ops.cuda_jit import kernel
+
 
 @triton.jit
 def scores(s, t, src, ptr, row, a, heads, slope, S: tl.constexpr, BY_EDGE: tl.constexpr):
@@ -19,7 +21,7 @@ def scores(s, t, src, ptr, row, a, heads, slope, S: tl.constexpr, BY_EDGE: tl.co
     return e, ok, at, tl.load(s + row * heads + a) + tl.load(t + at * heads + a, mask=ok, other=0.0)
 
 
-@triton.jit
+@kernel("heads")
 def forward(coef, s, t, src, ptr, scale, heads, slope, S: tl.constexpr, BY_EDGE: tl.constexpr):
     """coef = e^score scale / sum e^score scale, score = leaky(s_i + t_j)."""
     row = tl.program_id(0).to(tl.int64)
@@ -30,7 +32,7 @@ def forward(coef, s, t, src, ptr, scale, heads, slope, S: tl.constexpr, BY_EDGE:
         tl.store(coef + e * heads + a, w / tl.maximum(tl.sum(w, 0), 1e-30), mask=ok)
 
 
-@triton.jit
+@kernel("heads")
 def backward(ds, dt, up, coef, s, t, src, ptr, heads, slope, S: tl.constexpr, BY_EDGE: tl.constexpr):
     """The gradients of s and t from that of coef; sources add up where several edges have one."""
     row = tl.program_id(0).to(tl.int64)

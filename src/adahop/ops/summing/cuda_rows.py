@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from adahop.ops.cuda_jit import kernel
 from adahop.ops.cuda_random import mix
 
 
@@ -40,7 +41,7 @@ def rows_at(h, near, place, seed, keep, row, c, ok, width, stride, DROP: tl.cons
     return x
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@kernel("out", "table", "near", "width")
 def fetch(out, table, near, place, ids, width, chunks, BF: tl.constexpr):
     """out[t] = table[ids[t]], from `near` where a copy lies there; entries are copied as they are."""
     pid = tl.program_id(0)
@@ -63,7 +64,7 @@ def source(src, rows, e, ok, MAP: tl.constexpr):
     return s
 
 
-@triton.jit
+@kernel("out", "h", "near", "width", "stride", "step", "heads", "chunks")
 def gather_sum(out, h, src, rows, coef, ptr, near, place, seed, keep, width, stride, step, heads, chunks,
                RB: tl.constexpr, BF: tl.constexpr,
                MAP: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
@@ -82,7 +83,7 @@ def gather_sum(out, h, src, rows, coef, ptr, near, place, seed, keep, width, str
     tl.store(out + (t * heads + a) * width + c, total, mask=c < width)
 
 
-@triton.jit
+@kernel("dh", "grad", "width", "heads", "chunks")
 def scatter_sum(dh, grad, src, coef, ptr, width, heads, chunks, RB: tl.constexpr, BF: tl.constexpr):
     """The gradient of h: dh[source, a] += coef[e, a] * grad[t, a]. One writer a row where sources do not repeat."""
     pid, a = tl.program_id(0), tl.program_id(1)
@@ -98,7 +99,7 @@ def scatter_sum(dh, grad, src, coef, ptr, width, heads, chunks, RB: tl.constexpr
         tl.atomic_add(dh + (s[:, None] * heads + a) * width + c[None, :], x[:, None] * g[None, :], mask=some)
 
 
-@triton.jit
+@kernel("h", "grad", "near", "width", "stride", "step", "heads", "every")
 def edge_dot(out, h, src, rows, grad, ptr, near, place, seed, keep, width, stride, step, heads, every,
              RB: tl.constexpr, BF: tl.constexpr,
              MAP: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr):  # fmt: skip
@@ -118,7 +119,7 @@ def edge_dot(out, h, src, rows, grad, ptr, near, place, seed, keep, width, strid
         tl.store(out + e * heads + a, tl.sum(total, 1), mask=e < hi)
 
 
-@triton.jit
+@kernel("h", "width", "heads")
 def energies(out, h, src, coef, width, heads, edges, TB: tl.constexpr, BF: tl.constexpr):
     """out[e] = sum over heads of |coef[e, a] h[source, a]|^2."""
     e = tl.program_id(0).to(tl.int64) * TB + tl.arange(0, TB)
@@ -136,7 +137,7 @@ def energies(out, h, src, coef, width, heads, edges, TB: tl.constexpr, BF: tl.co
     tl.store(out + e, total, mask=e < edges)
 
 
-@triton.jit
+@kernel("heads")
 def known_energies(out, square, rows, src, coef, heads, edges, TB: tl.constexpr):
     """The same from |h|^2 of every row, which a map leads to."""
     e = tl.program_id(0).to(tl.int64) * TB + tl.arange(0, TB)
@@ -148,7 +149,7 @@ def known_energies(out, square, rows, src, coef, heads, edges, TB: tl.constexpr)
     tl.store(out + e, total * norm, mask=e < edges)
 
 
-@triton.jit
+@kernel("out", "h", "width", "stride", "chunks")
 def full_sum(out, h, begin, last, indices, weight, rows, width, stride, chunks, pieces, LONG: tl.constexpr,
              RB: tl.constexpr, BF: tl.constexpr, WEIGHTED: tl.constexpr):  # fmt: skip
     """out[t, piece] = a part of the sum over all edges of rows[t]; a row over LONG is cut into `pieces`."""
