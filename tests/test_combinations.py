@@ -135,7 +135,7 @@ def one_thread():
 def check(parts: Parts | Preset) -> None:
     torch.manual_seed(0)
     run = Run(adahop.load(SPEC), parts.config(), seed=1)
-    batches = list(islice(run.team.batches(run.loader), 2))  # of clusters, an epoch may have but one
+    batches = list(islice(run.strategy.batches(run.loader), 2))  # of clusters, an epoch may have but one
     assert batches
     for batch in batches:
         assert math.isfinite(float(train_step(run.net, run.sampler, run.optimizer, batch)))
@@ -154,7 +154,7 @@ def unbiased(run: Run, exact: frozenset[int]) -> None:
     """Of every layer's sum over h that is held fixed, given what the policy and the memory know now."""
     seeds, model = torch.arange(12), run.model
     for memory in model.memories.values():
-        memory.settle()
+        memory.flush()
     h = torch.randn(run.sampler.graph.num_nodes, model.widths[1], generator=torch.Generator().manual_seed(2))
     table = {0: Values(run.data.x, model.encoder).rows(), 1: h}
     true = {i: full_sum(run.sampler.graph, t)[:12] @ model.layers()[i].kernel().double().t() for i, t in table.items()}
@@ -165,7 +165,7 @@ def unbiased(run: Run, exact: frozenset[int]) -> None:
         values = Values(run.data.x[first.n_id], model.encoder)
         below = model.sums(0)(model.layers()[0], values, values.rows(first.num_dst), first)
         above = model.sums(1)(
-            model.layers()[1], model.informed(1, Values(h[last.n_id])), h[last.n_id[: last.num_dst]], last
+            model.layers()[1], model.set_recompute(1, Values(h[last.n_id])), h[last.n_id[: last.num_dst]], last
         )
         for layer, out in ((0, below), (1, above)):  # along the true sum, where a wrong scale shows most
             found[layer].append(float(((out[:12] - true[layer]) * true[layer]).sum()))

@@ -101,7 +101,7 @@ class Graph:
         in_range(indices, n, "indices")
         weight = None if weight is None else edge_weights(weight, indices.numel())
         dst = torch.repeat_interleave(torch.arange(n, device=indptr.device), indptr.diff())
-        return cls._build(n, indices, dst, weight, ordered=True)._described_by(edge_attr)
+        return cls._build(n, indices, dst, weight, ordered=True)._with_attr(edge_attr)
 
     @classmethod
     def from_edge_index(
@@ -118,7 +118,7 @@ class Graph:
         in_range(src, n, "edge_index[0]")
         in_range(dst, n, "edge_index[1]")
         weight = None if weight is None else edge_weights(weight, src.numel())
-        return cls._build(n, src, dst, weight, ordered=False)._described_by(edge_attr)
+        return cls._build(n, src, dst, weight, ordered=False)._with_attr(edge_attr)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -253,8 +253,8 @@ class Graph:
             large_pages(t)
         return built
 
-    def _described_by(self, edge_attr: Any) -> Graph:
-        """The graph with these features of its edges, in the user's own order."""
+    def _with_attr(self, edge_attr: Any) -> Graph:
+        """The graph with these edge features, in the user's own order."""
         if edge_attr is None:
             return self
         return self.replace(attr=EdgeFeatures((edge_features(edge_attr, self.num_edges),), (0,)))
@@ -321,13 +321,19 @@ class Graph:
         rows = Rows(nodes)
         if self.types is not None:
             rows = target_rows(*self._rows_of, nodes, only, most_into(self.types.relations))
-        self.soon(rows.row)
+        self.prefetch(rows.row)
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
         return rows if until is None else rows._replace(until=self._clip(rows, until))
 
-    def soon(self, rows: Tensor) -> None:
-        """These rows will be read next: a graph in files begins to read them."""
+    def prefetch(self, rows: Tensor) -> None:
+        """Start reading these rows from the disk, where the graph is in files."""
+
+    def sources_of(self, rows: Tensor) -> Tensor:
+        """The sources of all edges of some rows, one after the other."""
+        edges = self.edges
+        _, place = spans(edges.begin[rows], edges.last[rows] - edges.begin[rows])
+        return edges.indices[place].long()
 
     @functools.cached_property
     def _rows_of(self) -> tuple[Tensor, Tensor]:
@@ -342,8 +348,8 @@ class Graph:
         each = time if rows.target is None else time[rows.target]
         return lower_bound(self.time, self.first[rows.row], self.last[rows.row], each)
 
-    def described(self, block: Block) -> Block:
-        """The block with the features of its edges, where the graph has any."""
+    def with_edge_features(self, block: Block) -> Block:
+        """The block with the features of its edges, where the graph has edge features."""
         if self.attr is None:
             return block
         if block.relation is None or block.row_ptr is None:
@@ -353,8 +359,8 @@ class Graph:
         parts = enumerate(block.e_id[place].split(ptr.diff().tolist()))
         return block._replace(attr=tuple(self.attr.rows(r, e_id) for r, e_id in parts))
 
-    def undescribed(self) -> Graph:
-        """The same graph without the features of its edges."""
+    def without_edge_features(self) -> Graph:
+        """The same graph without edge features."""
         plain = copy.copy(self)
         plain.attr = None
         return plain
@@ -405,7 +411,7 @@ class Graph:
             n_id, src = src.unique(return_inverse=True)
         found = Numbered(n_id, torch.stack([src, row if rows.target is None else rows.target[row]]), e_id, weight)
         one = torch.ones(pos.numel(), device=self.device)
-        return self.described(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
+        return self.with_edge_features(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
 
     def in_edges_within(self, nodes: Tensor, room: int) -> Block:
         """All in-edges of some nodes and more, `room` in all: a shape that the nodes do not change. No size is read.
@@ -420,7 +426,9 @@ class Graph:
         pos = torch.where(real, start[row] + place - ptr[row], (last[row] - 1).clamp(min=0))
         src, e_id, weight = self.at(pos)
         ends, one, ptr = torch.stack([src, row]), torch.ones(room, device=self.device), ptr.clamp(max=room)
-        return self.described(Block(nodes, many, ends, e_id, weight, one, real.float(), ptr, pos, target=nodes))
+        return self.with_edge_features(
+            Block(nodes, many, ends, e_id, weight, one, real.float(), ptr, pos, target=nodes)
+        )
 
     def of_relation(self, relation: int) -> Graph:
         """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""

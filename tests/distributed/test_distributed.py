@@ -17,7 +17,7 @@ import torch
 import adahop
 import ranks
 from adahop.datasets import load
-from adahop.distributed import Shard, team, write_shards
+from adahop.distributed import Shard, strategy, write_shards
 from adahop.mapped import opened
 from adahop.methods import METHODS
 from adahop.train import evaluate
@@ -86,7 +86,7 @@ def test_prefetch_keeps_ranks_equal(seen):
 
 
 def test_alone_nothing_changes():
-    here = team()
+    here = strategy()
     assert (here.rank, here.size, here.total(2.0), here.parts(None)) == (0, 1, [2.0], None)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adahop.checks import InputError
 from adahop.datasets import load
-from adahop.distributed import Shard, launched, team, write_shards
+from adahop.distributed import Shard, launched, strategy, write_shards
 from adahop.mapped import cache, manifest
 from adahop.mapped.folder import MANIFEST
 
@@ -27,7 +27,7 @@ def shard(dataset: str, how: str) -> Shard:
     """This rank's part. A data set without parts is cut first by a separate process: no rank holds all of it."""
     if not launched():
         raise InputError(f"`partition` must be left out for one process, or torchrun must start several, got {how}")
-    home, here = Path(dataset).expanduser(), team()
+    home, here = Path(dataset).expanduser(), strategy()
     if not ((home / MANIFEST).is_file() and (how == "range" or "bounds" in manifest(home)[1])):
         home = _kept(dataset, how, here.size)
         said = ""
@@ -38,7 +38,7 @@ def shard(dataset: str, how: str) -> Shard:
                 [*command, "--parts", str(here.size), "--how", how], capture_output=True, text=True, check=False
             )
             said = done.stderr.strip().splitlines()[-1].removeprefix("adahop: ") if done.returncode else ""
-        here.wait()
+        here.barrier()
         if not home.exists():
             raise InputError(said or f"{home} must be there once the first rank has written it, got nothing")
     return Shard(home, here.rank, here.size, how)

@@ -20,7 +20,7 @@ from adahop.cli.partition import shard
 from adahop.cli.resume import CHECKPOINTS, Stopped, checkpoints, read_json, restarted
 from adahop.datasets import load
 from adahop.diagnostics import Probe
-from adahop.distributed import session, team
+from adahop.distributed import session, strategy
 from adahop.records import Read, Records
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
@@ -79,7 +79,7 @@ def _go(
         records.drop(CHECKPOINTS)
         asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
         records.json("config.json", {**asked, **config.as_dict()})
-    team().wait()  # rank 0 has deleted old files
+    strategy().barrier()  # rank 0 has deleted old files
     try:
         results = run_all(data, config, seeds, records, log_variance, every)
     except KeyboardInterrupt:

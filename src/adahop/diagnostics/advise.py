@@ -203,7 +203,7 @@ class Candidate:
                 if time.perf_counter() - began > 2 * seconds:
                     break
             with run.average.applied():
-                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
+                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.strategy)
                 run.closed(judged.scores())
             if run.result.best_epoch == run.result.epochs:
                 self.best = Arm(0.0, [run.result.val], judged.without_groups())

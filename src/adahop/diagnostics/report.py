@@ -100,7 +100,7 @@ def _oracles(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int
 
 def _uniform(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, seed: int) -> list[Measured | None]:
     with frozen(model, plain=True):
-        return measure(model, twin(sampler.even(), random.key(seed, 2)), x, truth, repeats)
+        return measure(model, twin(sampler.uniform(), random.key(seed, 2)), x, truth, repeats)
 
 
 def _row(

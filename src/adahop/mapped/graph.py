@@ -47,7 +47,7 @@ class MappedGraph(Graph):
     def hash(self) -> str:
         return self.name
 
-    def soon(self, rows: Tensor) -> None:
+    def prefetch(self, rows: Tensor) -> None:
         begin, last = self.indptr[rows], self.last[rows]
         for t in self._in_files:
             ask_for(t, begin, last)

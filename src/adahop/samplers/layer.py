@@ -51,7 +51,7 @@ class LayerSampler(Sampler):
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         raise NotImplementedError
 
-    def even(self) -> LayerSampler:
+    def uniform(self) -> LayerSampler:
         return UniformLayer(self.graph, self.sizes, draw="multinomial", inner=self.inner, per_target=self.per_target)
 
     def near(self, rows: Rows) -> Near:
@@ -66,13 +66,13 @@ class LayerSampler(Sampler):
         """The layer's size of some nodes, or of those of each type, by their odds."""
         times = dst.numel() if self.per_target else 1
         if self.sized.source is None or self.graph.types is None:
-            return ops.pick(odds, many(self.sizes[layer], times), self.how, key)
+            return ops.pick(odds, multiple(self.sizes[layer], times), self.how, key)
         kind = self.graph.types.type_of(nodes)
         prob, scale = (torch.zeros(nodes.numel(), device=nodes.device) for _ in range(2))
         for t, size in enumerate(self.sized.source[layer].tolist()):
             own = kind == t
             if size != 0:
-                prob[own], scale[own] = ops.pick(odds[own], many(size, times), self.how, random.key(key, t))
+                prob[own], scale[own] = ops.pick(odds[own], multiple(size, times), self.how, random.key(key, t))
         return prob, scale
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
@@ -86,8 +86,8 @@ class LayerSampler(Sampler):
         return torch.ones(place.numel(), dtype=torch.double, device=place.device) if w is None else w[place].double()
 
 
-def many(size: int, times: int) -> int:
-    """A size, so many times; all stays all."""
+def multiple(size: int, times: int) -> int:
+    """size * times; -1, which means all, stays."""
     return size if size < 0 else size * times
 
 

@@ -20,7 +20,7 @@ from adahop.policies.base import check_odds
 from adahop.samplers.base import Sampler
 from adahop.samplers.budget import spread
 from adahop.samplers.loop import Draw
-from adahop.samplers.sizes import alike
+from adahop.samplers.sizes import one_size
 from adahop.storage import MEMORY, Storage
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
@@ -30,8 +30,8 @@ class NeighborSampler(Sampler):
     """Each target takes itself exactly and k of its neighbours, drawn by `draw` with the odds of `policy`.
 
     scale = 1/(k q) with replacement and 1/pi without, so that sum weight * scale * h[src] has the full sum as its mean.
-    With `budget`, sizes are totals per layer, spread over a batch's targets (see `spread`) by the variance each would
-    have and by what it counts for in the sums above: a batch's size is known beforehand, whatever the degrees are.
+    With `budget`, sizes are totals per layer, spread over a batch's targets (see `spread`) by the variance of each and
+    its weight in the sums above: the size of a batch is then known beforehand, whatever the degrees are.
     In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
     of the sources.
 
@@ -69,7 +69,7 @@ class NeighborSampler(Sampler):
 
     @property
     def fan_out(self) -> list[int]:
-        """How many edges a row of each layer draws; 1 where that varies."""
+        """Draws per row of each layer; 1 where it varies."""
         return [1] * len(self.sizes) if self.budget else self.sizes
 
     @property
@@ -95,8 +95,8 @@ class NeighborSampler(Sampler):
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
         drawn = [layer for layer in range(len(self.sizes)) if layer not in self.skip]
-        told = all(self.sizes[layer] >= 0 and self.sized.even(layer) for layer in drawn)
-        return told and not (self.budget or self.how == "poisson") and (self.policy.pads or not self.policy.own_draw)
+        fixed = all(self.sizes[layer] >= 0 and self.sized.same_for_all(layer) for layer in drawn)
+        return fixed and not (self.budget or self.how == "poisson") and (self.policy.pads or not self.policy.own_draw)
 
     @property
     def draw_syncs(self) -> bool:  # type: ignore[override]
@@ -107,7 +107,7 @@ class NeighborSampler(Sampler):
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
         k = self.many(layer, rows, key)
-        if self.policy.own_draw and isinstance(key, random.Stream):  # asked for in slots
+        if self.policy.own_draw and isinstance(key, random.Stream):  # a padded block
             size = self.sizes[layer]
             slots = functools.partial(self.policy.slots, layer, rows, size, self.how, key)
             return Draw(k, self.how, Odds(), key, size, slots)
@@ -125,7 +125,7 @@ class NeighborSampler(Sampler):
         if not self.budget:
             return self.sized.of(layer, rows)
         if size < 0 and relation is None and self.sized.source is None:
-            return alike(size, row.device)
+            return one_size(size, row.device)
         assert rows.weigh is not None and isinstance(key, int), "a budget is spread on the host"
         most = self.graph.last[row] - self.graph.first[row]
         weigh = rows.weigh if rows.target is None else rows.weigh[rows.target]
@@ -152,5 +152,5 @@ class NeighborSampler(Sampler):
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
-            if block.num_edges:  # a layer that is skipped has none
+            if block.num_edges:  # skipped layers have none
                 self.policy.update(layer, block, e)

@@ -46,7 +46,7 @@ class SubgraphSampler(Sampler):
         ptr, pos, src = induced(g.edges, nodes, nodes, self._scratch)
         one, (_, e_id, weight) = torch.ones(pos.numel(), device=g.device), g.at(pos)
         edge_index = torch.stack([src, expand(ptr, pos.numel())])
-        return g.described(Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos))
+        return g.with_edge_features(Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos))
 
     def loss_weight(self, blocks: Sequence[Block]) -> Tensor:
         """The mean over the counted nodes of the batch."""
