@@ -351,14 +351,12 @@ class Features:
 
     def __init__(self, x: Tensor, device: torch.device | str, cache: int | None = None, often: Tensor | None = None):
         here = torch.zeros(0, device=device)
-        self.near: tuple[Tensor, Tensor] | None = None  # the copies, and the place of each row among them or -1
         self.hits, self.reads = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
-        if cache is None:
-            self.value = ops.table(x.to(device), here)
-            self.square = _squares(self.value, device)
-            return
-        self.value = ops.table(ops.pinned(x.cpu()), here)
+        self.value = ops.table(x.to(device) if cache is None else ops.pinned(x.cpu()), here)
         self.square = _squares(self.value, device)
+        self.near: tuple[Tensor, Tensor] | None = None  # the copies, and the place of each row among them or -1
+        if cache is None:
+            return
         order = torch.arange(len(x)) if often is None else often.cpu().argsort(descending=True, stable=True)
         copied = order[:cache]
         place = torch.full((len(x),), -1, dtype=torch.int32)

@@ -147,7 +147,7 @@ def assemble(
     dtype = torch.float16 if config.half else torch.float32
     without = {} if config.judged is None else {"passes": False}
     estimator = config.remembers or method.estimator
-    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, waits=waits, **without)
+    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, on_demand=waits, **without)
     return model, sampler
 
 

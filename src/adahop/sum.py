@@ -492,7 +492,7 @@ class ExactAttention(AllNeighboursSum):
 
     def __init__(self, graph: Graph, x: Tensor):
         super().__init__()
-        self.graph, self.kept = graph, cast("History | None", None)
+        self.graph, self.kept = graph, cast("History | None", None)  # checkpoints have the history under this name
         self.register_buffer("x", x, persistent=False)
         self.scratch = ops.Scratch()
 
@@ -559,7 +559,7 @@ class ExactAttention(AllNeighboursSum):
 
 
 class StoredSums(Sum):
-    """The first layer's sum of any nodes as stored by `ExactAttention`: sums of raw features, with today's E and W.
+    """The first layer's sum of any nodes as stored by `ExactAttention`: sums of raw features, with the present E and W.
 
     No neighbour is read, so h of many nodes is recomputed at the cost of two products; gradients reach everything that
     the layer learns except its scores.
@@ -900,28 +900,6 @@ def dial(noise: float | Sequence[float], layers: int) -> list[float]:
     if len(each) != layers:
         raise InputError(f"`noise` must be a number or one per layer, {layers} in all, got {len(each)}")
     return [between(n, 0.0, 1.0, "noise") for n in each]
-
-
-def make_memories(
-    estimator: str,
-    widths: Sequence[int],
-    noise: float | Sequence[float],
-    exact: Callable[[], Sum],
-    variate: Callable[[int, str, float], Sum],
-) -> nn.ModuleDict:
-    """The sums of an estimator's name that hold something, by layer; `widths` are those of the layers' inputs.
-
-    `exact()` makes the first layer's, `variate(width, kind, noise)` that of another.
-    """
-    *parts, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
-    each, memories = dial(noise, len(widths)), {}
-    if "exact" in (*parts, kind):
-        memories["0"] = exact()
-    if controlled(kind):
-        for layer in range(len(memories), len(widths)):
-            of = "history" if kind == "sums" and layer > 1 else kind  # h of layer 1 alone can be recomputed
-            memories[str(layer)] = variate(widths[layer], of, each[layer])
-    return nn.ModuleDict(memories)
 
 
 def make_exact(conv: Conv, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False) -> Sum:

@@ -321,14 +321,14 @@ def test_a_snapshot_that_waits_is_made_as_nodes_are_met(name, arch):
     model = models.make(name, 6, 8, 3, arch=arch).eval()
     g = messy_graph().normalized(*model.graph)
     sampler = NeighborSampler(g, [1, 1])
-    sampler.skip = model.remember("exact+snapshot", g, X, waits=True)
+    sampler.skip = model.remember("exact+snapshot", g, X, on_demand=True)
     memory = model.memories["1"]
     assert not memory.history.value.any() and bool(memory.missing.rows.all()), "no pass is made"
     half, rest = torch.arange(30), torch.arange(30, 60)
     assert torch.allclose(run(model, X, sampler.sample(half)), model.inference(g, X)[:30], atol=1e-5)
     assert memory.missing is None, "a pass ends the waiting"
 
-    sampler.skip = model.remember("exact+snapshot", g, X, waits=True)
+    sampler.skip = model.remember("exact+snapshot", g, X, on_demand=True)
     memory = model.memories["1"]
     run(model, X, sampler.sample(half))
     first, met = memory.history.value.clone(), ~memory.missing.rows
@@ -346,7 +346,7 @@ def test_a_snapshot_that_waits_is_taken_up_again():
     other.load_state_dict(model.state_dict())
     g, blocks = normed(), NeighborSampler(normed(), [1, 1])
     for m in (model, other):
-        blocks.skip = m.remember("exact+snapshot", g, X, waits=True)
+        blocks.skip = m.remember("exact+snapshot", g, X, on_demand=True)
     run(model, X, blocks.sample([3, 4]))
     other.memories["1"].restore(model.memories["1"].state())
     assert torch.equal(other.memories["1"].missing.rows, model.memories["1"].missing.rows)
@@ -359,7 +359,7 @@ def test_a_snapshot_that_waits_is_taken_up_again():
 @pytest.mark.parametrize(("estimator", "layers"), [("snapshot", 2), ("exact+history", 2), ("exact+snapshot", 3)])
 def test_what_cannot_wait_makes_its_pass(estimator, layers):
     model = models.make("gcn", 6, 8, 3, layers=layers)
-    model.remember(estimator, normed(), X, waits=True)
+    model.remember(estimator, normed(), X, on_demand=True)
     assert all(m.history.value.any() for m in model.memories.values() if m.draws)
 
 

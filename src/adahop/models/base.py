@@ -19,7 +19,7 @@ from adahop.models.full_graph import ChunkedRows, full_batch, in_chunks
 from adahop.ops import ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, dial, make_exact, make_memories, make_variate
+from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, controlled, dial, make_exact, make_variate
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries from layer to layer beside h, a row per row of h
@@ -191,35 +191,44 @@ class GNN(nn.Module):
         noise: float | Sequence[float] = 0.0,
         storage: Storage = MEMORY,
         passes: bool = True,
-        waits: bool = False,
+        on_demand: bool = False,
     ) -> frozenset[int]:
         """Use this estimator from now on; returns the layers for which nothing needs to be drawn.
 
         `noise` in [0, 1], one for all layers or one each: how much of the sampling noise a control variate leaves in.
         Dropout adds noise of its own to these sums, as large as over all neighbours. What is stored per node, here and
         by passes over the graph, lies in `storage`. Without `passes` over the whole graph, histories start empty, and a
-        snapshot stays empty and is of no use. With `waits`, the first snapshot is filled row by row as nodes are read,
-        where the layer below can recompute h of any node. Its rows then depend on the weights at that moment, so
+        snapshot stays empty and is of no use. With `on_demand`, the first snapshot is filled row by row as nodes are
+        read, where the layer below can recompute h of any node. Its rows then depend on the weights at that moment, so
         several processes would not agree on them.
         """
         self.storage, self.passes = storage, passes
         if estimator != "plain":  # the plain one also runs on a part of a graph
             self.check(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
-            views = self.views(graph)
-            self.memories = make_memories(
-                estimator, self.widths, noise, lambda: self.exact(views, x),
-                lambda width, kind, level: self.variate(views, width, kind, level, dtype),
-            )  # fmt: skip
+            self.memories = self.make_memories(estimator, self.views(graph), x, dtype, noise)
             if self.sums(1).needs_recompute:
                 self.sums(0).store_sums(self.layers()[0], dtype, storage)
             self.memories.to(graph.device)
         if passes and any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
-            if waits and last == 1 and self.sums(0).stored_sum is not None and self.sums(1).fill_on_demand():
+            if on_demand and last == 1 and self.sums(0).stored_sum is not None and self.sums(1).fill_on_demand():
                 return self.known
             self.inference(graph, x, renew="all", until=last)
         return self.known
+
+    def make_memories(
+        self, estimator: str, views: list[Graph], x: Tensor, dtype: torch.dtype, noise: float | Sequence[float]
+    ) -> nn.ModuleDict:
+        """The sums of an estimator's name that store something, by layer."""
+        *exact, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
+        levels, memories = dial(noise, len(self.widths)), {}
+        if "exact" in (*exact, kind):
+            memories["0"] = self.exact(views, x)
+        for layer in range(len(memories), len(self.widths)) if controlled(kind) else ():
+            of = "history" if kind == "sums" and layer > 1 else kind  # h can be recomputed for layer 1 only
+            memories[str(layer)] = self.variate(views, self.widths[layer], of, levels[layer], dtype)
+        return nn.ModuleDict(memories)
 
     @property
     def known(self) -> frozenset[int]:

@@ -174,7 +174,7 @@ class RelationsVariate(Variate):
     """A control variate: numerator and normaliser over all neighbours from H, corrected by the sample.
 
     num = sum over all of w' m' + sum over S of scale (w m - w' m'), den likewise; the output is num / den, with
-    w = e^score and the message m from h, w' = (1 - noise) e^score and m' from H. Maps are today's, only H is old.
+    w = e^score and the message m from h, w' = (1 - noise) e^score and m' from H. All maps are current, only H is old.
     """
 
     fixed_shape = False

@@ -32,7 +32,7 @@ from adahop.models.base import GNN, Parts
 from adahop.models.full_graph import in_chunks
 from adahop.models.gat import GATConv
 from adahop.models.gcn import GCNConv, SAGEConv
-from adahop.ops import pointer, segment_of
+from adahop.ops import pointer
 from adahop.seams import NodeBatch
 from adahop.sum import (
     PLAIN,
@@ -47,7 +47,7 @@ from adahop.sum import (
     make_exact,
     make_variate,
 )
-from adahop.typed import Relation
+from adahop.typed import Relation, by_relation
 
 
 class Slice(NamedTuple):
@@ -63,19 +63,14 @@ def sliced(block: Block, schema: Schema) -> list[Slice]:
     if block.layout is not None:
         return [_slice(block, *part) for part in block.layout.parts]
     kind = schema.kind_of(block.targets)
-    if block.relation is None or block.row_ptr is None:
-        assert block.num_edges == 0, "drawn edges have rows, and rows have relations"
-        of_edge = block.dst
-    else:
-        of_edge = block.relation[segment_of(block.row_ptr, block.num_edges)]
-    order = torch.argsort(of_edge, stable=True)
-    cuts = torch.bincount(of_edge, minlength=len(schema.relations)).tolist()
+    assert block.relation is not None or block.num_edges == 0, "drawn edges have rows, and rows have relations"
+    order, starts = by_relation(block.edge_relation(), len(schema.relations))
     targets = {t: (kind == i).nonzero().flatten() for i, t in enumerate(schema.counts)}
     local = torch.zeros(block.num_dst, dtype=torch.long, device=kind.device)
     for places in targets.values():
         local[places] = torch.arange(places.numel(), device=kind.device)
     out: list[Slice] = []
-    for (_, _, to), edges in zip(schema.relations, order.split(cuts), strict=True):
+    for (_, _, to), edges in zip(schema.relations, order.split(starts.diff().tolist()), strict=True):
         places = targets[to]
         src, dst = block.src[edges], local[block.dst[edges]]
         ptr = pointer(torch.bincount(dst, minlength=places.numel()))

@@ -210,8 +210,8 @@ class Sampler(OnGraph):
 
     def defer(self, on: bool) -> None:
         """While on, updates are queued until `release`; turning it off applies those that are queued."""
-        waiting, self._pending = self._pending, ([] if on else None)
-        for blocks, energy in waiting or ():
+        queued, self._pending = self._pending, ([] if on else None)
+        for blocks, energy in queued or ():
             self.learn(blocks, energy)
 
     def release(self) -> Callable[[], None]:

@@ -185,8 +185,8 @@ class Padded(Numbering):
             return "its method has no fixed fan-out"
         many = g.first - g.indptr[:-1]
         loops = int(many.max())
-        alike = loops == int(many.min()) or not sampler.rescales
-        if not alike or loops > LOOPS:
+        uniform = loops == int(many.min()) or not sampler.rescales
+        if not uniform or loops > LOOPS:
             return "its nodes have different numbers of self-loops"
         if g.types is None:
             return Padded(loops, bare)

@@ -96,7 +96,8 @@ class NeighborSampler(Sampler):
     def fixed_size(self) -> bool:  # type: ignore[override]
         drawn = [layer for layer in range(len(self.sizes)) if layer not in self.skip]
         fixed = all(self.sizes[layer] >= 0 and self.sized.same_for_all(layer) for layer in drawn)
-        return fixed and not (self.budget or self.how == "poisson") and (self.policy.pads or not self.policy.own_draw)
+        slots = self.policy.has_slots or not self.policy.own_draw
+        return fixed and slots and not (self.budget or self.how == "poisson")
 
     @property
     def draw_syncs(self) -> bool:  # type: ignore[override]
