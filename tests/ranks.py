@@ -12,7 +12,7 @@ import torch
 import adahop
 from adahop import distributed
 from adahop.distributed import Peers, Shard, write_shards
-from adahop.distributed.parted import PartedTeam
+from adahop.distributed.partitioned import Partitioned
 from adahop.methods import METHODS, Method
 from adahop.ops import Odds
 from adahop.policies import Policy
@@ -84,7 +84,7 @@ def parted(rank: int, size: int, home: Path) -> dict:
     for how in ("range", "metis"):
         if rank == 0:
             write_shards(adahop.load(SPEC), home / how, size, how)
-        Peers().wait()
+        Peers().barrier()
     shard = Shard(home / "metis", rank, size, "metis")
     for method, more in PARTED.items():
         r = adahop.fit(shard, method=method, **{**HOW, **more})
@@ -105,7 +105,7 @@ def blocks(shard: Shard) -> dict:
     """Blocks drawn over parts, as global ids: the parent knows the whole graph and looks them over."""
     config = Config(model="sage", method="bs", **{**HOW, "sizes": (3, -1)})
     run = Run(shard, config, 0)
-    assert isinstance(run.team, PartedTeam)
+    assert isinstance(run.strategy, Partitioned)
     seeds = torch.arange(shard.low, shard.high)[:20]
     out = run.sampler.sample(seeds)
     again = run.loader.x.index_select(0, out[0].n_id)
@@ -122,10 +122,10 @@ def talk(rank: int, size: int) -> None:
     """gather and swap bring what was sent, be it empty, wide or of another kind."""
     peers = Peers()
     mine = [torch.arange(rank * 3), torch.full((rank, 2), float(rank)), torch.tensor([rank % 2 == 0])]
-    for r, theirs in enumerate(peers.gather(mine)):
+    for r, theirs in enumerate(peers.all_gather(mine)):
         assert theirs[0].tolist() == list(range(r * 3)) and theirs[1].shape == (r, 2)
         assert theirs[2].tolist() == [r % 2 == 0]
-    got = peers.swap([[torch.full((to,), 10 * rank + to), torch.zeros(0, 3)] for to in range(size)])
+    got = peers.all_to_all([[torch.full((to,), 10 * rank + to), torch.zeros(0, 3)] for to in range(size)])
     for r, theirs in enumerate(got):
         assert theirs[0].tolist() == [10 * r + rank] * rank and theirs[1].shape == (0, 3)
     assert peers.total(1.0, rank) == [size, sum(range(size))]

@@ -22,10 +22,12 @@ import torch
 
 import adahop
 from adahop import ops
+from adahop.block import Block
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.features import Values
 from adahop.methods import FIXED, METHODS, OTHER, part, refusal
+from adahop.models import GNN
 from adahop.models import MODELS as ALL_MODELS
 from adahop.policies import POLICIES
 from adahop.run import Run
@@ -135,7 +137,7 @@ def one_thread():
 def check(parts: Parts | Preset) -> None:
     torch.manual_seed(0)
     run = Run(adahop.load(SPEC), parts.config(), seed=1)
-    batches = list(islice(run.team.batches(run.loader), 2))  # of clusters, an epoch may have but one
+    batches = list(islice(run.strategy.batches(run.loader), 2))  # of clusters, an epoch may have but one
     assert batches
     for batch in batches:
         assert math.isfinite(float(train_step(run.net, run.sampler, run.optimizer, batch)))
@@ -149,12 +151,19 @@ def check(parts: Parts | Preset) -> None:
         known(run)
 
 
+def mapped_sum(model: GNN, layer: int, values: Values, own: torch.Tensor, block: Block) -> torch.Tensor:
+    """A layer's estimate of the sum of a_ij W h_j, without the rest."""
+    conv = model.layers()[layer]
+    out, rest = model.sums(layer)(conv, values, own, block), conv.rest(own)
+    return out if rest is None else out - rest
+
+
 @torch.no_grad()
 def unbiased(run: Run, exact: frozenset[int]) -> None:
     """Of every layer's sum over h that is held fixed, given what the policy and the memory know now."""
     seeds, model = torch.arange(12), run.model
     for memory in model.memories.values():
-        memory.settle()
+        memory.flush()
     h = torch.randn(run.sampler.graph.num_nodes, model.widths[1], generator=torch.Generator().manual_seed(2))
     table = {0: Values(run.data.x, model.encoder).rows(), 1: h}
     true = {i: full_sum(run.sampler.graph, t)[:12] @ model.layers()[i].kernel().double().t() for i, t in table.items()}
@@ -163,10 +172,8 @@ def unbiased(run: Run, exact: frozenset[int]) -> None:
         blocks = run.sampler.sample(seeds)
         first, last = blocks[0], blocks[-1]
         values = Values(run.data.x[first.n_id], model.encoder)
-        below = model.sums(0)(model.layers()[0], values, values.rows(first.num_dst), first)
-        above = model.sums(1)(
-            model.layers()[1], model.informed(1, Values(h[last.n_id])), h[last.n_id[: last.num_dst]], last
-        )
+        below = mapped_sum(model, 0, values, values.rows(first.num_dst), first)
+        above = mapped_sum(model, 1, model.set_recompute(1, Values(h[last.n_id])), h[last.n_id[: last.num_dst]], last)
         for layer, out in ((0, below), (1, above)):  # along the true sum, where a wrong scale shows most
             found[layer].append(float(((out[:12] - true[layer]) * true[layer]).sum()))
     for layer, numbers in found.items():

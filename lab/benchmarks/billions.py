@@ -143,7 +143,7 @@ def child(args: argparse.Namespace) -> None:
             if len(taken) % 25 == 0:
                 print(f"step {len(taken)}: {taken[-1]:.2f} s, loss {losses[-1]:.4f}", file=sys.stderr, flush=True)
         began = time.perf_counter()
-        judged = Judged(run.model, data, run.sampler.graph, data.metric, run.team, args.judged)
+        judged = Judged(run.model, data, run.sampler.graph, data.metric, run.strategy, args.judged)
         out["scores"], out["evaluate_s"] = judged.scores(), time.perf_counter() - began
     each, cpu = np.array(taken), np.array(busy)
     mib = np.diff(np.array(read)) / 2**20

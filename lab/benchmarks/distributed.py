@@ -70,14 +70,14 @@ def run_accuracy(method: str, seeds: int) -> dict:
 
 
 def run_parts(method: str, folder: str, seeds: int) -> dict:
-    peers = Peers() if distributed.together() else None
+    peers = Peers() if distributed.several_ranks() else None
     data = adahop.load(folder) if peers is None else Shard(folder, peers.rank, peers.size, "metis")
     return {"test": [fit(data, method=method, seed=seed, estimator="plain", **HOW).test for seed in range(seeds)]}
 
 
 def run_memory(folder: str, tiny: str) -> dict:
     """Load the whole, or a part, and normalise its graph: the bytes of it, and what the process grows by."""
-    peers = Peers() if distributed.together() else None
+    peers = Peers() if distributed.several_ranks() else None
     hold(tiny, peers)  # what is loaded with the first use is not the graph's
     before = memory()
     held = hold(folder, peers)
@@ -101,7 +101,7 @@ def hold(folder: str, peers: Peers | None) -> list[torch.Tensor]:
 
 def run_sampling(method: str, folder: str, batches: int) -> dict:
     """Batches of 1,024 a rank: drawn, then drawn and learnt from together."""
-    rank, size = (Peers().rank, Peers().size) if distributed.together() else (0, 1)
+    rank, size = (Peers().rank, Peers().size) if distributed.several_ranks() else (0, 1)
     data = adahop.load(folder)
     mapped = data.graph.normalized("row", True)
     graph = adahop.Graph(*(t.clone() for t in (mapped.indptr, mapped.indices, mapped.weight, mapped.eid, mapped.first)))
@@ -116,7 +116,7 @@ def run_sampling(method: str, folder: str, batches: int) -> dict:
         if peers is not None and name != "draw":
             sampler.exchange = Updates(peers)
         if peers is not None:
-            peers.wait()
+            peers.barrier()
         began, busy, edges = time.perf_counter(), time.process_time(), 0
         for s in seeds:
             drawn = sampler.sample(s)

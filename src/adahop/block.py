@@ -11,16 +11,16 @@ from adahop.ops import Drawn, Numbered, Rows, segment_of
 
 
 class Seeds(NamedTuple):
-    """What a batch is drawn for: nodes, and for some tasks a time per seed, the pairs they form, and their labels."""
+    """The seeds of a batch: nodes, and for some tasks a time per seed, pairs of seeds, and labels."""
 
     n_id: Tensor  # [S] global node ids
-    time: Tensor | None = None  # [S] only edges before it are seen
+    time: Tensor | None = None  # [S] only earlier edges are drawn
     pair: Tensor | None = None  # [2, P] places among the seeds
     label: Tensor | None = None  # [S] or [P]
 
 
 class Span(NamedTuple):
-    """Nodes of one type, side by side."""
+    """A contiguous range of nodes of one type."""
 
     kind: int  # the place of their type among the types
     start: int
@@ -37,9 +37,9 @@ class RelationSlots(NamedTuple):
 
 
 class SlotLayout(NamedTuple):
-    """How a padded block of a typed graph is laid out: known before anything is drawn, the same for every batch.
+    """How a padded block of a typed graph is laid out; it does not depend on the draw and is the same for every batch.
 
-    Of which type a node is and of which relation a slot depends on the place alone.
+    The type of a node and the relation of a slot follow from their place.
     """
 
     targets: tuple[Span, ...]
@@ -50,7 +50,7 @@ class SlotLayout(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Messages of one layer; the model owes sum over edges of weight * scale * h[src] to each target.
+    """Messages of one layer: the model computes sum over edges of weight * scale * h[src] for each target.
 
     Edges are grouped by target: `ptr[i]:ptr[i + 1]` are target i's. A named tuple survives `Data.to()` and pinning.
     """
@@ -60,13 +60,13 @@ class Block(NamedTuple):
     edge_index: Tensor  # [2, M] local ids, sources and targets
     e_id: Tensor  # [M] the edge in the user's own order
     weight: Tensor  # [M] a: the graph's weight of the edge
-    prob: Tensor  # [M] q with replacement, else the inclusion probability; 1 where nothing was left to chance
+    prob: Tensor  # [M] q with replacement, else the inclusion probability; 1 where nothing is random
     scale: Tensor  # [M] the factor that makes the estimate unbiased
     ptr: Tensor  # [num_dst + 1]
     pos: Tensor  # [M] the edge's place in the graph's CSR: the address of per-edge state
-    slots: int = 0  # edges of every row where all have as many (the empty ones weigh 0, and nodes may repeat)
-    # of a graph with several relations, where a target has a row per relation, side by side:
-    row: Tensor | None = None  # [T] the graph's rows that were drawn from: addresses of per-row state; padded, -1: none
+    slots: int = 0  # edges per row of a padded block (empty slots have weight 0, and nodes may repeat); else 0
+    # in a graph with several relations, where a target has one row per relation, contiguous:
+    row: Tensor | None = None  # [T] the graph's rows: addresses of per-row state; in padded blocks, -1: no such row
     row_ptr: Tensor | None = None  # [T + 1] row t's edges are row_ptr[t]:row_ptr[t + 1]
     relation: Tensor | None = None  # [T] the relation of each row
     target: Tensor | None = None  # [num_dst] global ids of the targets, where they are not the first of n_id
@@ -96,24 +96,30 @@ class Block(NamedTuple):
         return self.edge_index.shape[1]
 
     def by_row(self) -> Block:
-        """The same edges with every row for a target of its own, where they are laid out in slots."""
+        """The same edges with every row as a target of its own, for a padded block of a typed graph."""
         assert self.layout is not None and self.row_ptr is not None and self.row is not None
         return self._replace(
             num_dst=self.row.numel(), edge_index=self.layout.rows, ptr=self.row_ptr, row=None, row_ptr=None,
             relation=None, layout=None,
         )  # fmt: skip
 
+    def edge_relation(self) -> Tensor:
+        """[M] the relation of each edge; 0 in a graph of one relation, and in a block without edges."""
+        if self.relation is None or self.row_ptr is None:
+            return self.e_id.new_zeros(self.num_edges)
+        return self.relation.repeat_interleave(self.row_ptr.diff(), output_size=self.num_edges)
+
     def is_self(self) -> Tensor:
         """[M] whether the edge is a self-loop."""
         return self.n_id[self.src] == self.targets[self.dst]
 
     def drawn(self) -> Tensor:
-        """[M] whether chance had a part in the edge being here."""
+        """[M] whether the edge was drawn at random."""
         return self.prob < 1
 
 
 def as_block(rows: Rows, found: Numbered, drawn: Drawn) -> Block:
-    """The block of some rows from the places that were drawn, and what was looked up of them."""
+    """The block of some rows, from the places that were drawn and their numbered edges."""
     ptr, pos, prob, scale = drawn
     block = Block(found.n_id, rows.targets.numel(), found.edge_index, found.e_id, found.weight, prob, scale, ptr, pos)
     if rows.ptr is None:
@@ -130,7 +136,7 @@ def nothing(dst: Tensor) -> Block:
 
 
 class Ungathered:
-    """Rows of a table that are not gathered yet: a sum can read the table itself."""
+    """Rows of a table that are not gathered yet, so that a sum can read the table in place."""
 
     def __init__(self, table: Tensor, n_id: Tensor):
         self.table, self.n_id = table, n_id
@@ -142,7 +148,7 @@ class Ungathered:
         return Ungathered(self.table, self.n_id[rows])
 
     def to(self, *args: Any, **options: Any) -> Tensor:
-        """What moves to another device is the rows, not the table."""
+        """The rows are gathered and moved, not the table."""
         return self.gathered().to(*args, **options)
 
 

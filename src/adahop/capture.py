@@ -80,12 +80,12 @@ class Rooms:
 
     def __init__(self, model: GNN):
         kept = {layer: model.sums(layer) for layer in range(len(model.layers()))}
-        self.sums = {layer: how for layer, how in kept.items() if how.roomy}
+        self.sums = {layer: how for layer, how in kept.items() if how.takes_capacity}
         self.edges: dict[int, list[int]] = {}
 
     def needed(self, blocks: list[Block]) -> list[int]:
         """How many edges each of the sums reads in a step."""
-        return torch.stack([how.needs(blocks[layer]) for layer, how in self.sums.items()]).tolist()
+        return torch.stack([how.edges_needed(blocks[layer]) for layer, how in self.sums.items()]).tolist()
 
     def hold(self, size: int, needed: list[int]) -> bool:
         """Whether they fit; where not, there is more room from now on."""
@@ -101,12 +101,12 @@ class Rooms:
         """Inside, sums have the shape of a batch size; None: as it comes."""
         given = [None] * len(self.sums) if size is None else self.edges.get(size, [])
         for how, edges in zip(self.sums.values(), given, strict=True):
-            how.room = edges
+            how.capacity = edges
         try:
             yield
         finally:
             for how in self.sums.values():
-                how.room = None
+                how.capacity = None
 
 
 class DeviceSteps(Steps):
@@ -188,8 +188,8 @@ class DeviceSteps(Steps):
         batch = Batch(blocks, run.features, run.data.y[seeds])
         with torch.autograd.set_multithreading_enabled(False):  # one device: handing over to its thread only costs
             loss = train_step(run.model, run.sampler, run.optimizer, batch)
-        for how in run.model.sums_kept():
-            how.settle()
+        for how in run.model.active_memories():
+            how.flush()
         return loss
 
     def aside(self, seeds: Tensor, blocks: list[Block] | None = None, room: int | None = None) -> Tensor:
@@ -257,7 +257,7 @@ def steps(run: Run) -> Steps:
     wanted, why = run.config.capture, run.unpadded
     if why is None and run.sampler.syncs:
         why = "its policy reads from the device at every step"
-    elif why is None and not all(how.shaped or how.roomy for how in run.model.sums_kept()):
+    elif why is None and not all(how.fixed_shape or how.takes_capacity for how in run.model.active_memories()):
         why = "its estimator reads all neighbours of every target, as many as they are"
     if why and wanted:
         warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {why}", stacklevel=2)

@@ -203,9 +203,9 @@ def content_hash(data: NodeData) -> str:
     return h.hexdigest()
 
 
-def agree(mine: dict[str, Any], kept: dict[str, Any]) -> None:
+def agree(mine: dict[str, Any], saved: dict[str, Any]) -> None:
     """InputError unless a resumed run has the settings and data it started with."""
-    for field in {**mine, **kept}:
-        if mine.get(field) != kept.get(field):
-            said = "the data's content" if field == "data" else f"`{field}`"
-            raise InputError(f"{said} must be {kept.get(field)!r} as in the checkpoint, got {mine.get(field)!r}")
+    for field in {**mine, **saved}:
+        if mine.get(field) != saved.get(field):
+            what = "the data's content" if field == "data" else f"`{field}`"
+            raise InputError(f"{what} must be {saved.get(field)!r} as in the checkpoint, got {mine.get(field)!r}")

@@ -1,9 +1,9 @@
-"""Values: what the sources of a layer bring to its sum, and where raw features lie.
+"""Values: h of the sources of a layer, multiplied out only where that is cheaper; and tables of raw features.
 
     sum_j c_j W (E x_j + e) = (W E) sum_j c_j x_j + (W e) sum_j c_j
 
 E is the encoder before the first layer, W the layer's own map; either may be missing. `Values` decides on which side of
-the sum to multiply, so that models, estimators and samplers need not know whether h_j was ever formed.
+the sum to multiply, so that models, estimators and samplers need not know whether h_j was ever computed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from adahop.block import Block, Ungathered
 from adahop.checks import InputError
 
 T = TypeVar("T")
-Drop = tuple[Tensor, float] | None  # (seed, share kept): entries dropped while they are read
-WIDER = 2  # times as many entries as the features have: the most that one table of all types may take
+Drop = tuple[Tensor, float] | None  # (seed, share kept): kernels apply dropout while they read
+MAX_PADDING = 2  # one table of all types may have at most this many times the entries of the separate ones
 
 
 def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W h + b. W [out, in] for h [..., in]; or W [heads, out, in] for h [rows, heads, in], b [heads, out].
 
-    b may have a row for each of h; either way it joins the product, which costs no pass of its own.
+    b may have a row for each row of h; either way it is fused into the product.
     """
     weight = ops.widened(weight, h)
     if weight.dim() == 2:
@@ -41,9 +41,9 @@ def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def gather(h: Tensor | Ungathered, block: Block, coef: Tensor, base: ops.Base = None) -> Tensor:
     """sum over a target's edges of coef * h[src]: h [S, C] with coef [M]; h [S, H, C] or [S, C] with coef [M, H].
 
-    With `base` (table, rows, keep), on top of keep * table[rows]: not for h [S, C] with coef [M, H].
+    With `base` (table, rows, keep), keep * table[rows] is added: not for h [S, C] with coef [M, H].
     """
-    if not torch.is_tensor(h) and h.table.dtype != torch.float32:  # read as they lie, where no gradient reads them too
+    if not torch.is_tensor(h) and h.table.dtype != torch.float32:  # read in place where coef needs no gradient
         if base is None and not coef.requires_grad:
             total = ops.table_sum(h.table, block.src, coef.view(len(coef), -1), block.ptr, h.n_id)
             return total if coef.dim() == 2 else total.squeeze(1)
@@ -66,9 +66,9 @@ class Values:
     """h_j = E x_j + e of the sources of a block, multiplied out only where that is cheaper.
 
     x holds a row per source, gathered or not; without an `encoder` h is x itself. A `share` of x is dropped, once.
-    `shared` where many blocks read the same values, as in a pass over the whole graph. `mean` are the values of the
-    same sources had nothing been dropped, here or below, where a layer keeps dropout apart. `square` is |h|^2 of every
-    source where it is known. `anew` makes h of any nodes from what the layer below keeps of them.
+    `shared`: many blocks read the same values, as in a pass over the whole graph. `mean`: the values of the same
+    sources without dropout, here and in the layers below, for a sum that `separates_dropout`. `square`: |h|^2 of every
+    source where it is known. `recompute`: h of any nodes, from what the layer below stores of them.
 
     >>> values = Values(torch.eye(3), nn.Linear(3, 2))
     >>> values.rows().shape, values.rows(1).shape
@@ -86,40 +86,40 @@ class Values:
     ):
         self.x, self.encoder, self.share, self.shared, self.mean = x, encoder, share, shared, mean
         self.square = square
-        self.anew: Callable[[Tensor], Tensor] | None = None
-        self.kept: dict[str, Any] = {}
+        self.recompute: Callable[[Tensor], Tensor] | None = None
+        self.cached: dict[str, Any] = {}
         self.views: dict[int, Values] = {}
 
     def of_relation(self, relation: int, source: str) -> Values:
-        """The same values as one relation's map reads them, from sources of one type: what it makes is kept apart."""
+        """The same values for one relation, with sources of one type and a cache of their own."""
         if relation not in self.views:
-            self.views[relation] = self._from(source)
+            self.views[relation] = self._for_source(source)
         view = self.views[relation]
         view.mean = None if self.mean is None else self.mean.of_relation(relation, source)
         return view
 
-    def _from(self, source: str) -> Values:
+    def _for_source(self, source: str) -> Values:
         return Values(self.rows(), shared=self.shared)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for these values."""
-        if name not in self.kept:
-            self.kept[name] = make()
-        return self.kept[name]
+        """The result of `make`, cached under this name."""
+        if name not in self.cached:
+            self.cached[name] = make()
+        return self.cached[name]
 
-    def raw(self, many: int | None = None) -> Tensor:
-        """x of the first `many` sources."""
+    def raw(self, n: int | None = None) -> Tensor:
+        """x of the first n sources (all)."""
         if self.share:
-            return self.once("raw", lambda: dropout(gathered(self.x), self.share))[:many]
-        return gathered(self.x if many is None else self.x[:many])
+            return self.once("raw", lambda: dropout(gathered(self.x), self.share))[:n]
+        return gathered(self.x if n is None else self.x[:n])
 
-    def rows(self, many: int | None = None) -> Tensor:
-        """h of the first `many` sources."""
+    def rows(self, n: int | None = None) -> Tensor:
+        """h of the first n sources (all)."""
         if self.encoder is None:
-            return self.raw(many)
-        if many is None:
+            return self.raw(n)
+        if n is None:
             return self.once("rows", lambda: self._encoded(self.raw()))
-        return self.kept["rows"][:many] if "rows" in self.kept else self._encoded(self.raw(many))
+        return self.cached["rows"][:n] if self._has_rows() else self._encoded(self.raw(n))
 
     def _encoded(self, x: Tensor) -> Tensor:
         assert self.encoder is not None
@@ -136,45 +136,40 @@ class Values:
         return total if bias is None else total + shares(block, coef).unsqueeze(-1) * bias
 
     def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
-        """<h, v> for each row of v: [S, heads], or [M, heads] and True where it is found by edge."""
+        """<h, v> for each row of v: [S, heads] and False, or [M, heads] and True where it is computed edge by edge."""
         direction, bias = self.joined(v)
         assert direction is not None
         t = self._unmapped() @ direction.t()
         return (t if bias is None else t + bias), False
 
     def mapped(self, kernel: Tensor) -> Tensor:
-        """W h of every source, made once: [S, out], or with heads [S, heads, out]."""
+        """W h of every source, cached: [S, out], or with heads [S, heads, out]."""
+        return self.once("mapped", lambda: self._mapped(kernel))
 
-        def make() -> Tensor:
-            x, w, bias = self._unmapped(), *self.joined(kernel)
-            assert w is not None
-            out = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
-            return out.unflatten(1, w.shape[:-1]) if w.dim() == 3 else out
-
-        return self.once("mapped", make)
+    def _mapped(self, kernel: Tensor | None) -> Tensor:
+        """W h of every source; h itself without W."""
+        x, w, bias = self._unmapped(), *self.joined(kernel)
+        if w is None:
+            return x
+        out = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
+        return out.unflatten(1, w.shape[:-1]) if w.dim() == 3 else out
 
     @torch.no_grad()
     def norms(self, kernel: Tensor | None = None) -> Tensor:
         """|W h|^2 of every source (|h|^2 without W): [S], or with heads [S, heads]."""
         x, w, bias = self._unmapped(), *self.joined(kernel)
-        if w is not None and bias is not None and self._squared(w) and len(x) and "mapped" not in self.kept:
+        if w is not None and bias is not None and self._squared(w) and len(x) and "mapped" not in self.cached:
             square = ((x @ (w.t() @ w)) * x).sum(1)
             return square.add_(x @ (w.t() @ bias), alpha=2.0).add_(bias.square().sum()).clamp_(min=0.0)
         return self._measured(kernel).square().sum(-1)
 
     def _squared(self, w: Tensor) -> bool:
-        """Whether |W E x| is found by the square of W E: where x is narrower than W E x."""
+        """Whether |W E x|^2 is computed from (W E)' W E: where x is narrower than W E x."""
         return w.dim() == 2 and w.shape[1] < w.shape[0]
 
     def _measured(self, kernel: Tensor | None) -> Tensor:
-        """W h of every source (h without W), for a look at its size alone."""
-        if kernel is not None and "mapped" in self.kept:
-            return self.kept["mapped"]
-        x, w, bias = self._unmapped(), *self.joined(kernel)
-        if w is None:
-            return x
-        value = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
-        return value.unflatten(1, w.shape[:-1])
+        """W h of every source (h without W), for norms: read from the cache, but not written to it."""
+        return self.cached["mapped"] if kernel is not None and "mapped" in self.cached else self._mapped(kernel)
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
@@ -191,43 +186,46 @@ class Values:
             return square * norm
         return (square * (norm if norm.dim() == 2 else norm.unsqueeze(1))).sum(1)
 
-    # --- on which side -----------------------------------------------------------------------------------------------
+    # --- on which side of the sum to multiply ------------------------------------------------------------------------
 
     def _maps_first(self, kernel: Tensor, block: Block) -> bool:
-        """Whether W h of every source, if not at hand, costs less than W of the sums and wider sums."""
-        if kernel.dim() == 3 or "mapped" in self.kept:
+        """Whether W h of every source is cached already, or costs less than wider sums and W times these."""
+        if kernel.dim() == 3 or "mapped" in self.cached:
             return True
         out, width = kernel.shape[0], self._width()
-        dear = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
-        return out < width and (self.shared or not dear)
+        costly = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
+        return out < width and (self.shared or not costly)
 
     def _width(self) -> int:
         return self.x.table.shape[1] if isinstance(self.x, Ungathered) else self.x.shape[1]
 
-    def _formed(self) -> bool:
-        """Whether h itself is at hand: then nothing is gained by going back to x."""
-        return self.encoder is None or "rows" in self.kept
+    def _has_rows(self) -> bool:
+        return "rows" in self.cached
+
+    def _has_h(self) -> bool:
+        """Whether h is computed already: then it is read instead of x."""
+        return self.encoder is None or self._has_rows()
 
     def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """(W E, W e), which apply to x; W itself where h is at hand."""
-        return join(kernel, None if self._formed() else self.encoder)
+        """(W E, W e), which apply to x; (W, None) where h is computed already."""
+        return join(kernel, None if self._has_h() else self.encoder)
 
     def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """The same for several relations, which read these values from sources of these types, side by side."""
+        """The same for several relations, stacked; `sources` are their source types."""
         return torch.stack(list(kernels)), None
 
     def _unmapped(self) -> Tensor:
-        return self.rows() if self._formed() else self.raw()
+        return self.rows() if self._has_h() else self.raw()
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
-        """sum of coef * h where h is at hand, else of coef * x; rows that were not gathered are read where they lie."""
-        if self.encoder is not None and "rows" in self.kept:
+        """sum of coef * h where h is computed already, else of coef * x; rows not gathered yet are read in place."""
+        if self.encoder is not None and self._has_rows():
             return gather(self.rows(), block, coef)
         return gather(self.raw() if self.share else self.x, block, coef)
 
 
 def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:
-    """(W E, W e), W or E where there is no other."""
+    """(W E, W e); W or E alone where the other is missing."""
     if encoder is None:
         return kernel, None
     if kernel is None:
@@ -235,15 +233,15 @@ def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | Non
     return kernel @ encoder.weight, kernel @ encoder.bias
 
 
-def widened_to(wide: int, w: Tensor) -> Tensor:
-    """So many columns, zeros behind those that are there."""
+def padded_to(wide: int, w: Tensor) -> Tensor:
+    """w with zero columns appended, up to this width."""
     return w if w.shape[-1] == wide else pad(w, (0, wide - w.shape[-1]))
 
 
 def join_each(kernels: Sequence[Tensor], encoders: Sequence[nn.Linear], wide: int) -> tuple[Tensor, Tensor]:
     """(W E [R, out, wide], W e [R, out]) of several relations, by one product each; zeros behind a narrower E."""
     w = torch.stack(list(kernels))
-    e = torch.stack([widened_to(wide, encoder.weight) for encoder in encoders])
+    e = torch.stack([padded_to(wide, encoder.weight) for encoder in encoders])
     return torch.bmm(w, e), torch.bmm(w, torch.stack([encoder.bias for encoder in encoders]).unsqueeze(2)).squeeze(2)
 
 
@@ -252,7 +250,7 @@ def gathered(x: Tensor | Ungathered) -> Tensor:
 
 
 class Schema(NamedTuple):
-    """What a model over a typed graph has to know: its types with their nodes and features (0: none), its relations."""
+    """What a model of a typed graph needs to know: numbers of nodes and features (0: none) by type, and relations."""
 
     counts: dict[str, int]
     widths: dict[str, int]
@@ -278,7 +276,7 @@ class Schema(NamedTuple):
 
 
 class TypedFeatures:
-    """A table of features per node type, or None where a type has none; nodes are known by their ids over all types.
+    """A table of features per node type, None where a type has none; rows are addressed by ids over all types.
 
     >>> x = TypedFeatures({"paper": torch.ones(2, 3), "author": None}, {"paper": 2, "author": 4}, ())
     >>> len(x), x.schema.starts
@@ -302,12 +300,12 @@ class TypedFeatures:
     def __len__(self) -> int:
         return sum(self.schema.counts.values())
 
-    def unjoined(self) -> str | None:
+    def why_separate(self) -> str | None:
         """Why the rows of all types cannot lie in one table; None: they can."""
         widths, counts = self.schema.widths, self.schema.counts
         if not all(widths.values()):
             return "its types without features have learnt rows, which steps update as many as they read"
-        if len(self) * max(widths.values()) > WIDER * sum(n * widths[kind] for kind, n in counts.items()):
+        if len(self) * max(widths.values()) > MAX_PADDING * sum(n * widths[kind] for kind, n in counts.items()):
             return "its types' features differ too much in width to lie in one table"
         return None
 
@@ -321,7 +319,7 @@ class TypedFeatures:
         return out
 
     def index_select(self, dim: int, n_id: Tensor) -> TypedRows:
-        """Some rows, not gathered yet: which table a row lies in is known by its id."""
+        """Some rows, not gathered yet; a row's id says in which table it lies."""
         return TypedRows(self, n_id)
 
     __getitem__ = partialmethod(index_select, 0)
@@ -332,7 +330,7 @@ class TypedFeatures:
 
 
 class TypedRows:
-    """Rows of typed features that a batch reads."""
+    """The rows of typed features that a batch reads."""
 
     def __init__(self, features: TypedFeatures, n_id: Tensor):
         self.features, self.n_id = features, n_id
@@ -345,34 +343,32 @@ class TypedRows:
 
 
 class Features:
-    """Rows of x, in any floating dtype, on the GPU or in pinned host memory (then with copies of `cache` rows near).
+    """Rows of x, in any floating dtype, on the GPU or, with `cache`, in pinned host memory.
 
-    With `cache`, the rows that are read most, by `often`, have a copy on the device; kernels read the others over the
-    bus. `hit_rate` says what share of the sampled rows was near since it was asked last.
+    The `cache` rows that are read most, by `often`, then have a copy on the device; kernels read the others over the
+    bus. `hit_rate` is the share of sampled rows that had a copy since the last call.
     """
 
     def __init__(self, x: Tensor, device: torch.device | str, cache: int | None = None, often: Tensor | None = None):
         here = torch.zeros(0, device=device)
-        self.near: tuple[Tensor, Tensor] | None = None
         self.hits, self.reads = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
-        if cache is None:
-            self.value = ops.table(x.to(device), here)
-            self.square = _squares(self.value, device)
-            return
-        self.value = ops.table(ops.pinned(x.cpu()), here)
+        self.value = ops.table(x.to(device) if cache is None else ops.pinned(x.cpu()), here)
         self.square = _squares(self.value, device)
+        self.near: tuple[Tensor, Tensor] | None = None  # the copies, and the place of each row among them or -1
+        if cache is None:
+            return
         order = torch.arange(len(x)) if often is None else often.cpu().argsort(descending=True, stable=True)
-        kept = order[:cache]
+        copied = order[:cache]
         place = torch.full((len(x),), -1, dtype=torch.int32)
-        place[kept] = torch.arange(kept.numel(), dtype=torch.int32)
-        self.near = ops.table(self.value[kept].to(device), here), place.to(device)
+        place[copied] = torch.arange(copied.numel(), dtype=torch.int32)
+        self.near = ops.table(self.value[copied].to(device), here), place.to(device)
 
     def drop(self, share: float) -> Drop:
-        """A seed for this step's dropout, from torch's own generator on the device."""
+        """A seed for this step's dropout, from torch's generator of the device, and the share that is kept."""
         return torch.empty((), dtype=torch.long, device=self.square.device).random_(), 1.0 - share
 
     def rows(self, n_id: Tensor, drop: Drop = None) -> Tensor:
-        """x[n_id] in float32, with columns of zeros up to a width that products like (`mapped` takes them)."""
+        """x[n_id] in float32, with zero columns up to a width that suits matrix products (`mapped` takes them)."""
         return ops.table_rows(self.value, n_id, drop, self.near)
 
     def sum(self, block: Block, coef: Tensor, drop: Drop = None) -> Tensor:
@@ -389,18 +385,18 @@ class Features:
 
     @torch.no_grad()
     def renew(self, norms: Callable[[Tensor], Tensor]) -> None:
-        """What `energies` takes for |m|^2 of a row from now on: `norms` of its raw features."""
+        """From now on, `energies` takes `norms` of a row's raw features for its |m|^2."""
         for at in range(0, len(self.value), 1 << 16):
             part = self.value[at : at + (1 << 16)].to(self.square.device).float()
             self.square[at : at + len(part)] = norms(part)
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor) -> Tensor:
-        """|coef m[source]|^2 of every edge, heads summed: |x|^2 for |m|^2, or what it was when it was renewed."""
+        """|coef m[source]|^2 of every edge, heads summed, with |m|^2 as of the last `renew`, or |x|^2 before."""
         return ops.known_energies(self.square, block.n_id, block.src, coef)
 
     def hit_rate(self) -> float:
-        """The share of sampled rows that had a copy on the device; 1 where all of them live there."""
+        """The share of sampled rows that had a copy on the device since the last call; 1 where x itself is there."""
         hits, reads = int(self.hits), int(self.reads)
         self.hits.zero_()
         self.reads.zero_()
@@ -408,28 +404,28 @@ class Features:
 
 
 class TableValues(Values):
-    """Values over a table of features: kernels read its rows where they lie, and drop entries as they read."""
+    """Values over a table of features: kernels read its rows in place, and apply dropout as they read."""
 
     def __init__(self, table: Features, n_id: Tensor, encoder: nn.Linear | None = None, share: float = 0.0):
         super().__init__(table.value, encoder, share)
         self.table, self.n_id = table, n_id
-        self.dropped = table.drop(share) if share else None
+        self.drop = table.drop(share) if share else None
 
-    def raw(self, many: int | None = None) -> Tensor:
-        x = self.table.rows(self.n_id[:many], self.dropped)
+    def raw(self, n: int | None = None) -> Tensor:
+        x = self.table.rows(self.n_id[:n], self.drop)
         return x if self.encoder is not None else x[:, : self._width()]
 
     def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
-        if "rows" in self.kept:
+        if self._has_rows():
             return super().dot(v, block)
         direction, bias = self.joined(v)
         assert block is not None and direction is not None
-        t = self.table.dot(block, direction, self.dropped)
+        t = self.table.dot(block, direction, self.drop)
         return (t if bias is None else t + bias), True
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
-        if "rows" in self.kept:
+        if self._has_rows():
             return Values(self.rows()).energies(block, coef, kernel)
         return self.table.energies(block, coef)
 
@@ -437,9 +433,9 @@ class TableValues(Values):
         return False
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
-        if "rows" in self.kept:
+        if self._has_rows():
             return gather(self.rows(), block, coef)
-        total = self.table.sum(block, coef if coef.dim() == 2 else coef.unsqueeze(1), self.dropped)
+        total = self.table.sum(block, coef if coef.dim() == 2 else coef.unsqueeze(1), self.drop)
         return total if coef.dim() == 2 else total.squeeze(1)
 
 

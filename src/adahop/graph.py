@@ -56,7 +56,7 @@ class Graph:
     `eid` maps a place in the CSR to the user's own edge order (None: they are the same). `weight` None: all ones.
 
     What is drawn from is a row. With one relation a row is a node. With several (`types`), `indptr`, `first` and `last`
-    go by row, (relation, target). A row may have room to grow: `last[r]` is then before `indptr[r + 1]`. Where edges
+    go by row, (relation, target). A row may have space to grow: `last[r]` is then before `indptr[r + 1]`. Where edges
     have a `time`, they lie in its order within a row. Features of edges (`attr`) lie in the user's own edge order.
 
     >>> g = Graph.from_edge_index([[0, 1, 2], [2, 2, 0]])
@@ -101,7 +101,7 @@ class Graph:
         in_range(indices, n, "indices")
         weight = None if weight is None else edge_weights(weight, indices.numel())
         dst = torch.repeat_interleave(torch.arange(n, device=indptr.device), indptr.diff())
-        return cls._build(n, indices, dst, weight, ordered=True)._described_by(edge_attr)
+        return cls._build(n, indices, dst, weight, ordered=True)._with_attr(edge_attr)
 
     @classmethod
     def from_edge_index(
@@ -118,7 +118,7 @@ class Graph:
         in_range(src, n, "edge_index[0]")
         in_range(dst, n, "edge_index[1]")
         weight = None if weight is None else edge_weights(weight, src.numel())
-        return cls._build(n, src, dst, weight, ordered=False)._described_by(edge_attr)
+        return cls._build(n, src, dst, weight, ordered=False)._with_attr(edge_attr)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -219,7 +219,7 @@ class Graph:
         else:
             row, row_of, size = torch.unique_consecutive(key[order] // 2, return_inverse=True, return_counts=True)
         indptr, loop = pointer(size), src == dst
-        first = indptr[:-1]  # the same memory where nothing is a loop: a line less to read
+        first = indptr[:-1]  # the same memory without self-loops: one cache line less to read
         if bool(loop.any()):
             first = first + torch.zeros_like(size).index_add_(0, row_of, loop[order].long())
         sources = pointer(torch.tensor([num_nodes[k[0]] for k in kinds]))
@@ -247,19 +247,19 @@ class Graph:
         loops = torch.bincount(dst[loop], minlength=n) if dst.numel() else none
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         eid = None if order is None else _small(order, src.numel())
-        first = indptr[:-1] + loops if bool(loops.any()) else indptr[:-1]  # the same memory: a line less to read
+        first = indptr[:-1] + loops if bool(loops.any()) else indptr[:-1]  # the same memory, as in `_typed`
         built = cls(indptr, _small(src, n), weight, eid, first)
         for _, t in built._tensors():
             large_pages(t)
         return built
 
-    def _described_by(self, edge_attr: Any) -> Graph:
-        """The graph with these features of its edges, in the user's own order."""
+    def _with_attr(self, edge_attr: Any) -> Graph:
+        """The graph with these edge features, in the user's own order."""
         if edge_attr is None:
             return self
         return self.replace(attr=EdgeFeatures((edge_features(edge_attr, self.num_edges),), (0,)))
 
-    # --- what it knows ---------------------------------------------------------------------------------------------
+    # --- nodes, rows and edges -------------------------------------------------------------------------------------
 
     @property
     def num_nodes(self) -> int:
@@ -271,7 +271,7 @@ class Graph:
         return () if self.types is None else self.types.relations
 
     def ids(self, values: Any, what: str = "seeds") -> Tensor:
-        """Nodes as the operations know them: ids or a mask, and in a typed graph also {type: ids}, (type, ids) or a
+        """The ids of some nodes, given as ids or a mask, and in a typed graph also {type: ids}, (type, ids) or a
         type, for all its nodes. Ids of a type count from its first node."""
         if self.types is not None:
             return self.types.ids(values, what)
@@ -281,22 +281,22 @@ class Graph:
 
     @property
     def num_rows(self) -> int:
-        """What is drawn from: (relation, target) pairs that have edges, or simply the nodes."""
+        """The number of rows: (relation, target) pairs that have edges; without types, the nodes."""
         return self.first.numel()
 
     @property
     def num_sources(self) -> int:
-        """(relation, source) pairs, which have a state each, or simply the nodes."""
+        """The number of (relation, source) pairs, which have a state each; without types, the nodes."""
         return self.num_nodes if self.types is None else self.types.sources
 
     @property
     def shift(self) -> Tensor | None:
-        """[R] how far on the state of a row's sources lies among those of the (relation, source) pairs."""
+        """[R] the state of a row's source j is entry j + shift of the (relation, source) pairs."""
         return None if self.types is None else self.types.shift
 
     @property
     def num_edges(self) -> int:
-        """Places of edges, room to grow included."""
+        """Places for edges in the CSR, including those that rows may grow into."""
         return self.indices.numel()
 
     @property
@@ -316,22 +316,28 @@ class Graph:
     def rows(
         self, nodes: Tensor, since: Tensor | None = None, until: Tensor | None = None, only: Tensor | None = None
     ) -> Rows:
-        """The rows of some targets: what is drawn from. Times, one per target, leave edges before `since` and from
-        `until` on out; `only`, a mask of the relations, leaves out those that are not in it."""
+        """The rows of some targets, which draws are made from. Times, one per target, exclude edges before `since` and
+        from `until` on; `only` is a mask of the relations to take."""
         rows = Rows(nodes)
         if self.types is not None:
             rows = target_rows(*self._rows_of, nodes, only, most_into(self.types.relations))
-        self.soon(rows.row)
+        self.prefetch(rows.row)
         if since is not None:
             rows = rows._replace(since=self._clip(rows, since))
         return rows if until is None else rows._replace(until=self._clip(rows, until))
 
-    def soon(self, rows: Tensor) -> None:
-        """These rows will be read next: a graph in files begins to read them."""
+    def prefetch(self, rows: Tensor) -> None:
+        """Start reading these rows from the disk, where the graph is in files."""
+
+    def sources_of(self, rows: Tensor) -> Tensor:
+        """The sources of all edges of some rows, one after the other."""
+        edges = self.edges
+        _, place = spans(edges.begin[rows], edges.last[rows] - edges.begin[rows])
+        return edges.indices[place].long()
 
     @functools.cached_property
     def _rows_of(self) -> tuple[Tensor, Tensor]:
-        """The pointer from targets to rows, and the relation of each row, as small as they can be: read at random."""
+        """The pointer from targets to rows, and the relation of each row, in small types: they are read at random."""
         assert self.types is not None
         ptr, relation = _small(self.types.ptr, self.num_rows + 1), self.types.relation
         return large_pages(ptr), large_pages(relation.to(torch.int16 if len(self.relations) < 2**15 else torch.int64))
@@ -342,19 +348,18 @@ class Graph:
         each = time if rows.target is None else time[rows.target]
         return lower_bound(self.time, self.first[rows.row], self.last[rows.row], each)
 
-    def described(self, block: Block) -> Block:
-        """The block with the features of its edges, where the graph has any."""
+    def with_edge_features(self, block: Block) -> Block:
+        """The block with the features of its edges, where the graph has edge features."""
         if self.attr is None:
             return block
         if block.relation is None or block.row_ptr is None:
             return block._replace(attr=tuple(self.attr.rows(r, block.e_id) for r in range(len(self.attr.tables))))
-        each = block.relation[segment_of(block.row_ptr, block.num_edges)]
-        place, ptr = by_relation(each, len(self.relations))
+        place, ptr = by_relation(block.edge_relation(), len(self.relations))
         parts = enumerate(block.e_id[place].split(ptr.diff().tolist()))
         return block._replace(attr=tuple(self.attr.rows(r, e_id) for r, e_id in parts))
 
-    def undescribed(self) -> Graph:
-        """The same graph without the features of its edges."""
+    def without_edge_features(self) -> Graph:
+        """The same graph without edge features."""
         plain = copy.copy(self)
         plain.attr = None
         return plain
@@ -372,8 +377,8 @@ class Graph:
         return out
 
     def at(self, pos: Tensor, span: slice | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(source, number in the user's own order, weight) of the edges at some places of the CSR, `span` where those
-        lie side by side."""
+        """(source, edge id in the user's own order, weight) of the edges at some places of the CSR; `span` where these
+        are contiguous."""
         of = pos if span is None else span
         weight = torch.ones(pos.numel(), device=self.device) if self.weight is None else self.weight[of]
         return self.indices[of].long(), pos if self.eid is None else self.eid[of].long(), weight
@@ -405,22 +410,24 @@ class Graph:
             n_id, src = src.unique(return_inverse=True)
         found = Numbered(n_id, torch.stack([src, row if rows.target is None else rows.target[row]]), e_id, weight)
         one = torch.ones(pos.numel(), device=self.device)
-        return self.described(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
+        return self.with_edge_features(as_block(rows, found, Drawn(ptr, pos, one, one))._replace(target=nodes))
 
-    def in_edges_within(self, nodes: Tensor, room: int) -> Block:
-        """All in-edges of some nodes and more, `room` in all: a shape that the nodes do not change. No size is read.
+    def in_edges_within(self, nodes: Tensor, capacity: int) -> Block:
+        """All in-edges of some nodes, padded to `capacity` edges: the shape depends on the number of nodes alone.
 
-        The edges that are added come after those of `ptr` and have scale 0; each is the last edge of one of the nodes
-        once more, so that no node's largest score changes. `room` must hold the edges: those beyond it are left out.
+        Padding comes after the edges of `ptr` and has scale 0; it repeats the last edge of some of the nodes, so that
+        no node's largest score changes. Edges beyond the capacity would be left out. No size is read by the host.
         """
         many, start, last = nodes.numel(), self.indptr[nodes], self.last[nodes]
-        ptr, place = pointer(last - start), torch.arange(room, device=self.device)
+        ptr, place = pointer(last - start), torch.arange(capacity, device=self.device)
         real = place < ptr[-1]
         row = torch.where(real, (torch.searchsorted(ptr, place, right=True) - 1).clamp(max=many - 1), place % many)
         pos = torch.where(real, start[row] + place - ptr[row], (last[row] - 1).clamp(min=0))
         src, e_id, weight = self.at(pos)
-        ends, one, ptr = torch.stack([src, row]), torch.ones(room, device=self.device), ptr.clamp(max=room)
-        return self.described(Block(nodes, many, ends, e_id, weight, one, real.float(), ptr, pos, target=nodes))
+        ends, one, ptr = torch.stack([src, row]), torch.ones(capacity, device=self.device), ptr.clamp(max=capacity)
+        return self.with_edge_features(
+            Block(nodes, many, ends, e_id, weight, one, real.float(), ptr, pos, target=nodes)
+        )
 
     def of_relation(self, relation: int) -> Graph:
         """The edges of one relation: a row per node of its target type, in order. Sources keep their ids."""
@@ -434,9 +441,9 @@ class Graph:
         indptr, loops = pointer(many), torch.zeros_like(many)
         loops.index_add_(0, target, self.first[mine] - self.indptr[mine])
         eid = pos if self.eid is None else self.eid[pos]
-        kept = {k: None if v is None else v[pos] for k, v in (("weight", self.weight), ("time", self.time))}
+        weight, time = (None if t is None else t[pos] for t in (self.weight, self.time))
         attr = None if self.attr is None else self.attr.of_relation(relation)
-        return Graph(indptr, self.indices[pos], kept["weight"], eid, indptr[:-1] + loops, time=kept["time"], attr=attr)
+        return Graph(indptr, self.indices[pos], weight, eid, indptr[:-1] + loops, time=time, attr=attr)
 
     def degree(self) -> Tensor:
         """In-degree, self-loops and parallel edges counted."""
@@ -466,7 +473,7 @@ class Graph:
 
     @property
     def relative(self) -> Tensor | None:
-        """Weights per place up to a factor per row, which draws from a row do not depend on; None: all alike."""
+        """Weights per place up to a factor per row, which draws do not depend on; None: all equal."""
         return self.weight
 
     def edge_weight(self) -> Tensor:
@@ -506,7 +513,7 @@ class Graph:
         return Graph(self.indptr + steps, indices, weight, eid, self.first + nodes + 1, last, time, attr=self.attr)
 
     def hash(self) -> str:
-        """A name for the content: equal graphs, equal hashes."""
+        """A hash of the content."""
         h = hashlib.blake2b(digest_size=16)
         for name, t in self._tensors():
             h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
@@ -547,7 +554,7 @@ class Graph:
 
 
 class OnGraph(nn.Module):
-    """A module with a graph, which goes where its buffers go."""
+    """A module with a graph, which is moved along with the module's buffers."""
 
     graph: Graph
 

@@ -11,11 +11,13 @@ from adahop.graph import Graph
 from adahop.storage import MEMORY, Storage
 
 
-class Seen(nn.Module):
-    """The row of each node in a table that is filled as nodes are first seen; row 0 is that of all others.
+class LazyRows(nn.Module):
+    """The row of each node in a table whose rows are taken in the order in which nodes are first seen.
 
-    >>> seen = Seen(5)
-    >>> seen.add(torch.tensor([3, 1])).tolist(), seen.row.tolist()
+    Row 0 belongs to all nodes that were not seen yet.
+
+    >>> rows = LazyRows(5)
+    >>> rows.add(torch.tensor([3, 1])).tolist(), rows.row.tolist()
     ([1, 2], [0, 2, 0, 1, 0])
     """
 
@@ -23,19 +25,19 @@ class Seen(nn.Module):
 
     def __init__(self, num_nodes: int, storage: Storage = MEMORY, device: torch.device | str = "cpu"):
         super().__init__()
-        self.many = 1  # rows that are taken
+        self.used = 1  # rows that are taken
         self.register_buffer("row", storage.sparse(num_nodes, dtype=torch.int32, device=device), persistent=False)
 
     def new(self, nodes: Tensor) -> Tensor:
-        """Those that were not seen before, each once, in order."""
+        """The nodes that were not seen before, each once, sorted."""
         new = nodes[self.row.index_select(0, nodes) == 0]
         return new.unique() if new.numel() else new
 
     def add(self, nodes: Tensor) -> Tensor:
-        """The rows of nodes that are new, no two alike."""
-        rows = torch.arange(self.many, self.many + nodes.numel(), device=nodes.device)
+        """Rows for nodes that were not seen before, each given once."""
+        rows = torch.arange(self.used, self.used + nodes.numel(), device=nodes.device)
         self.row[nodes] = rows.int()
-        self.many += nodes.numel()
+        self.used += nodes.numel()
         return rows
 
 
@@ -56,7 +58,8 @@ class History(nn.Module):
         if dtype not in (torch.float32, torch.float16):
             raise InputError(f"`dtype` must be float32 or float16, got {dtype}")
         self.scratch = ops.Scratch()
-        self.seen: list[tuple[Tensor, Tensor]] | None = None  # where it is a list, it gets what is pushed
+        self.log: list[tuple[Tensor, Tensor]] | None = None  # if a list, `push` appends its arguments
+        self.pending: tuple[Tensor, Tensor] | None = None  # see `push_later`
         of_kind(storage, Storage, "storage")
         self.register_buffer("value", storage.zeros(num_nodes, width, dtype=dtype), persistent=False)
 
@@ -64,12 +67,12 @@ class History(nn.Module):
     def pull(self, n_id: Tensor) -> Tensor:
         try:
             return self.value.index_select(0, n_id).float()
-        except IndexError:  # the CPU notices; a look beforehand would make the host wait for a GPU
+        except IndexError:  # raised on the CPU; a check beforehand would make the host wait for a GPU
             in_range(n_id, len(self.value), "n_id")
             raise
 
     def change(self, n_id: Tensor, h: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | None]:
-        """h less `keep` of its rows, and the squared length of what is left, where that is found on the way."""
+        """h - keep * its rows, and the squared norms of that where the kernel computes them anyway."""
         try:
             return ops.change(h, self.value, n_id, keep, measured=False)
         except IndexError:
@@ -81,42 +84,51 @@ class History(nn.Module):
         if h.shape != (n_id.numel(), self.value.shape[1]):
             raise InputError(f"`h` must have shape {(n_id.numel(), self.value.shape[1])}, got {tuple(h.shape)}")
         ops.push(self.value, n_id, h.detach(), self.scratch)
-        if self.seen is not None:
-            self.seen.append((n_id, h.detach().to(self.value.dtype)))
+        if self.log is not None:
+            self.log.append((n_id, h.detach().to(self.value.dtype)))
+
+    def push_later(self, n_id: Tensor, h: Tensor) -> None:
+        """`push` at the next `flush`: the present step still reads the old rows."""
+        self.pending = n_id, h
+
+    def flush(self) -> None:
+        if self.pending is not None:
+            self.push(*self.pending)
+            self.pending = None
 
     @torch.no_grad()
     def sums(self, graph: Graph, nodes: Tensor) -> Tensor:
         """sum over *all* in-neighbours of weight * row, for each of the nodes: O(degree * width) per node."""
-        graph.soon(nodes)
+        graph.prefetch(nodes)
         return ops.full_sum(self.value, graph.edges, nodes)
 
-    def remembered(self, name: str) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it under its name."""
+    def stored(self, name: str) -> dict[str, Tensor]:
+        """What a checkpoint holds of it, by name."""
         return {name: self.value}
 
     def resize(self, rows: int) -> None:
-        """So many rows will be taken from a checkpoint."""
+        """Make space for this number of rows, to be copied from a checkpoint."""
 
     def _apply(self, fn, recurse: bool = True) -> History:
-        kept = self.value.dtype  # .half() and .float() of a model are not meant for its memory
+        dtype = self.value.dtype  # .half() and .float() of a model do not apply to its history
         super()._apply(fn, recurse)
-        self.value = self.value.to(kept)
+        self.value = self.value.to(dtype)
         return self
 
 
-class SeenHistory(History):
-    """The same without a pass over the graph before: a node that was never seen has zeros, and takes no room.
+class LazyHistory(History):
+    """A history that starts empty: a node that was never seen reads as zeros and takes no memory.
 
-    Rows lie in the order in which nodes were first seen, so that few pages are written.
+    Rows lie in the order in which nodes were first seen (`LazyRows`), so that few pages are written.
 
-    >>> history = SeenHistory(3, 2)
+    >>> history = LazyHistory(3, 2)
     >>> history.push(torch.tensor([1]), torch.ones(1, 2)); history.pull(torch.tensor([0, 1])).tolist()
     [[0.0, 0.0], [1.0, 1.0]]
     """
 
     def __init__(self, num_nodes: int, width: int, dtype: torch.dtype = torch.float32, storage: Storage = MEMORY):
         super().__init__(0, width, dtype)
-        self.nodes = Seen(num_nodes, storage)
+        self.nodes = LazyRows(num_nodes, storage)
         self.value = storage.sparse(num_nodes + 1, width, dtype=dtype)
 
     @torch.no_grad()
@@ -135,17 +147,17 @@ class SeenHistory(History):
 
     @torch.no_grad()
     def sums(self, graph: Graph, nodes: Tensor) -> Tensor:
-        graph.soon(nodes)
+        graph.prefetch(nodes)
         edges = graph.edges
         target, place = ops.spans(edges.begin[nodes], edges.last[nodes] - edges.begin[nodes])
         row = self.nodes.row[edges.indices[place].long()]
-        met = row.nonzero().flatten()
-        target, row = target[met], row[met].long()
-        weight = edges.weights(nodes[target], place[met])
+        seen = row.nonzero().flatten()
+        target, row = target[seen], row[seen].long()
+        weight = edges.weights(nodes[target], place[seen])
         return ops.segment_sum(weight.unsqueeze(1) * self.value[row].float(), target, nodes.numel())
 
-    def remembered(self, name: str) -> dict[str, Tensor]:
-        return {name: self.value[: self.nodes.many], f"{name}.row": self.nodes.row}
+    def stored(self, name: str) -> dict[str, Tensor]:
+        return {name: self.value[: self.nodes.used], f"{name}.row": self.nodes.row}
 
     def resize(self, rows: int) -> None:
-        self.nodes.many = rows
+        self.nodes.used = rows

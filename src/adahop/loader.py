@@ -1,4 +1,4 @@
-"""Loaders: seeds -> sample -> view. One prefetch and one state for every kind of batch."""
+"""Loaders: seeds -> sample -> view, with prefetch and a state to resume from."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from adahop import ops
 from adahop.block import Block, Ungathered
 from adahop.checks import InputError, KindError, count, flag, node_ids
 from adahop.samplers import Sampler
-from adahop.samplers.ahead import Ahead
+from adahop.samplers.parallel import ParallelDraws
 
 Own = TypeVar("Own", bound=Sampler)
-Drawn = TypeVar("Drawn")  # what a sampler gives for the seeds of a batch
+Drawn = TypeVar("Drawn")  # what is sampled for the seeds of a batch: blocks, or what a loader of PyG's kind makes
 STATE = ("taken", "ahead", "pending")
 
 
 class Made(NamedTuple, Generic[Drawn]):
-    """A batch with what it was made from."""
+    """A batch, its seeds and what was drawn for them."""
 
     seeds: Tensor
     drawn: Drawn
@@ -39,24 +39,24 @@ class Epoch(Generic[Drawn]):
 
 
 class Batches(Generic[Own, Drawn]):
-    """What all loaders share. A kind of loader says which seeds an epoch has, what is drawn for them, and its view.
+    """The base of all loaders. A subclass defines an epoch's seeds, what is drawn for them, and the batch.
 
-    `seeds(epoch)` are the seeds of an epoch, one tensor per batch; `sample(sampler, seeds)` draws for them; `view`
-    makes the batch. These two may run in another thread. `opened`, `give` and `back` run in the
-    caller's, when an epoch begins and around each batch.
+    `seeds_of(number)` are the seeds of an epoch, one tensor per batch; `sample(sampler, seeds)` draws for them; `view`
+    makes the batch. `sample` and `view` may run in another thread. `opened`, `give` and `back` run in the caller's
+    thread, when an epoch begins and around each batch.
 
-    prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws d batches ahead in a
-    thread; updates are then applied exactly d batches late, so that runs with equal seeds stay equal. A sampler that
-    does not learn draws in up to d threads, one batch each. Either way the batches are the same.
+    prefetch=0: each batch is drawn after the update of the one before. prefetch=d draws d batches ahead in a thread;
+    updates are then applied exactly d batches late, whatever the timing, so that runs with equal seeds stay equal. A
+    sampler that does not learn draws in up to d threads, one batch each; its batches are the same as without prefetch.
     """
 
     def __init__(self, sampler: Own, batch_size: int, prefetch: int, pin: bool):
         self.sampler = sampler
         self.batch_size, self.prefetch = count(batch_size, 1, "batch_size"), count(prefetch, 0, "prefetch")
         if any(True for _ in sampler.parameters()):
-            self.prefetch = 0  # a sampler trained by the optimizer must not be read while it is written
+            self.prefetch = 0  # parameters must not be read while the optimizer writes them
         self.pin = pin
-        self._epoch: Epoch[Drawn] | None = None  # the one that began last, until it ends
+        self._epoch: Epoch[Drawn] | None = None  # the current one; None after its end
         self._resumed: dict[str, Any] | None = None
         self._deferring: weakref.WeakSet[Epoch[Drawn]] = weakref.WeakSet()  # epochs that draw ahead of updates
 
@@ -67,7 +67,7 @@ class Batches(Generic[Own, Drawn]):
         raise NotImplementedError
 
     def sample(self, sampler: Own, seeds: Tensor) -> Drawn:
-        """What the sampler, this loader's or one that draws alike, gives for a batch's seeds."""
+        """What this loader's sampler, or a twin of it, draws for a batch's seeds."""
         raise NotImplementedError
 
     def view(self, seeds: Tensor, drawn: Drawn) -> Data:
@@ -75,14 +75,14 @@ class Batches(Generic[Own, Drawn]):
         raise NotImplementedError
 
     def opened(self) -> None:
-        """A new epoch begins; not one that goes on from a state."""
+        """A new epoch begins; not called for one that is resumed."""
 
     def give(self, made: Made[Drawn]) -> Data:
         """The last step, just before a batch is handed out."""
         return made.batch
 
     def back(self, done: bool) -> None:
-        """The caller asks for the next batch, or (not `done`) leaves the loop."""
+        """The caller asks for the next batch (`done`), or leaves the loop."""
 
     def pack(self, made: Made[Drawn]) -> Any:
         """Plain tuples and tensors, for a checkpoint."""
@@ -118,7 +118,7 @@ class Batches(Generic[Own, Drawn]):
             self._epoch = None
 
     def _seeds(self, epoch: Epoch[Drawn], ahead: int = 0) -> Iterator[Tensor]:
-        """The epoch's seeds, from the first that was neither taken nor drawn ahead."""
+        """The epoch's seeds, from the first batch that was neither taken nor drawn ahead."""
         seeds = self.seeds_of(epoch.number)
         for _ in range(epoch.taken + ahead):
             next(seeds, None)
@@ -136,19 +136,19 @@ class Batches(Generic[Own, Drawn]):
         try:
             yield self.give(made)
         except GeneratorExit:
-            if not sys.is_finalizing():  # nothing is left that could learn
+            if not sys.is_finalizing():  # at exit, nothing needs to learn any more
                 self.back(done=False)
             raise
         self.back(done=True)
 
     def _threaded(self, epoch: Epoch[Drawn], seeds: Iterator[Tensor], pending: Any) -> Iterator[Data]:
         workers = min(self.prefetch, ops.get_threads(self.sampler.graph.indptr))
-        if self.sampler.apart and workers > 1:
-            ahead = Ahead(self.sampler, workers, self.make)
+        if self.sampler.parallel and workers > 1:
+            draws = ParallelDraws(self.sampler, workers, self.make)
             try:
-                yield from self._in_turn(epoch, seeds, ahead.submit)
+                yield from self._in_turn(epoch, seeds, draws.submit)
             finally:
-                ahead.shutdown()
+                draws.shutdown()
             return
         self.sampler.defer(True)
         self._deferring.add(epoch)
@@ -160,7 +160,7 @@ class Batches(Generic[Own, Drawn]):
                 epoch, seeds, lambda part: pool.submit(self._learn_then_make, self.sampler.release(), part)
             )
         finally:
-            pool.shutdown(wait=True)  # what was handed out runs: it carries updates, and the steps stay countable
+            pool.shutdown(wait=True)  # submitted work still runs: it applies updates and counts steps
             self._deferring.discard(epoch)
             if not self._deferring:
                 self.sampler.defer(False)
@@ -183,9 +183,9 @@ class Batches(Generic[Own, Drawn]):
     # --- its state ----------------------------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        """Where the epoch stands: batches taken, those drawn ahead, updates that wait. The sampler's state is apart.
+        """The position in the epoch: batches taken, batches drawn ahead, updates not applied yet.
 
-        What is being drawn ahead is waited for, so take the sampler's state after this one.
+        The sampler's state is not part of it. Take that one afterwards: this call waits for what is being drawn.
         """
         epoch = self._epoch
         taken = 0 if epoch is None else epoch.taken
@@ -194,15 +194,15 @@ class Batches(Generic[Own, Drawn]):
         return {"taken": taken, "ahead": ahead, "pending": pending, "batch_size": self.batch_size}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Within an epoch, batches of another size would leave seeds out or repeat them."""
-        size = state.get("batch_size", self.batch_size)  # 0.1 kept none
+        """Refuse another batch size within an epoch: seeds would be left out or repeated."""
+        size = state.get("batch_size", self.batch_size)  # states of version 0.1 have none
         if state["taken"] and size != self.batch_size:
             raise InputError(
                 f"`batch_size` must be {size} to go on within the epoch of this state, got {self.batch_size}"
             )
 
     def go_on(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on from a `position`; load the sampler's state first."""
+        """The next iteration continues from a `position`; load the sampler's state first."""
         device = self.sampler.graph.device
         pending = [(as_blocks(blocks, device), [e.to(device) for e in energy]) for blocks, energy in state["pending"]]
         self._epoch, self._resumed = None, {**state, "pending": pending} if state["taken"] else None
@@ -211,7 +211,7 @@ class Batches(Generic[Own, Drawn]):
 
 
 class RowTable(Protocol):
-    """Rows to look up; a tensor, or something that keeps them elsewhere."""
+    """Rows to look up: a tensor, or an object that holds them elsewhere."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, ids: Tensor) -> Tensor: ...
@@ -220,11 +220,11 @@ class RowTable(Protocol):
 class Loader(Batches[Sampler, list[Block]]):
     """Batches for one epoch per iteration: `x` of all nodes, `y` of the seeds, `blocks`, `n_id` (seeds first), `e_id`.
 
-    prefetch=0 is exact: each batch is drawn after the update of the one before. prefetch=d draws in a thread, d batches
-    ahead; updates are then applied exactly d batches late, so runs with equal seeds stay equal. A sampler that does not
-    learn draws in as many threads as there are, up to d, one batch each.
+    prefetch=0: each batch is drawn after the update of the one before. prefetch=d draws in a thread, d batches ahead;
+    updates are then applied exactly d batches late, so runs with equal seeds stay equal. A sampler that does not learn
+    draws in as many threads as there are, up to d, one batch each.
     lean=True leaves out what only PyG's layers need: the joined edges, and a copy of the rows of x, which adahop's own
-    models read where they lie. pin=True puts batches into pinned memory where there is a GPU to send them to.
+    models read in place. pin=True puts batches into pinned memory where there is a GPU to send them to.
 
     >>> import adahop
     >>> data = adahop.load("digits"); sampler = adahop.make("bs", data.graph, [5, 5])
@@ -252,11 +252,11 @@ class Loader(Batches[Sampler, list[Block]]):
         for name, t in (("x", self.x), ("y", self.y)):
             if t is not None and len(t) != n:
                 raise InputError(f"`data.{name}` must have a row for each of the {n} nodes, got {len(t)}")
-        self.far = torch.is_tensor(self.x) and ops.in_file(self.x)  # features that are read from the disk
-        if self.far:
+        self.on_disk = torch.is_tensor(self.x) and ops.in_file(self.x)
+        if self.on_disk:
             ops.no_more_than_asked(cast(Tensor, self.x))
         self.shuffle, self.lean = flag(shuffle, "shuffle"), flag(lean, "lean")
-        self.share: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # a process's part of them
+        self.split: Callable[[Iterator[Tensor]], Iterator[Tensor]] = lambda seeds: seeds  # this rank's part of them
         self.nodes = node_ids(torch.arange(n) if nodes is None else nodes, n, "nodes")
         super().__init__(sampler, batch_size, prefetch, flag(pin, "pin"))
 
@@ -264,7 +264,7 @@ class Loader(Batches[Sampler, list[Block]]):
         return self.sampler.batches(self.nodes, self.batch_size)
 
     def seeds(self) -> Iterator[Tensor]:
-        """The epoch's seeds alone, for steps that draw by themselves; goes on from a state as batches do."""
+        """The epoch's seeds alone, for steps that draw by themselves; resumes from a state as batches do."""
         epoch, _ = self._begin()
         for part in self._seeds(epoch):
             epoch.taken += 1
@@ -273,7 +273,7 @@ class Loader(Batches[Sampler, list[Block]]):
 
     def seeds_of(self, number: int) -> Iterator[Tensor]:
         self.sampler.epochs.fill_(number)
-        return self.share(self.sampler.epoch(self.nodes, self.batch_size, self.shuffle))
+        return self.split(self.sampler.epoch(self.nodes, self.batch_size, self.shuffle))
 
     def sample(self, sampler: Sampler, seeds: Tensor) -> list[Block]:
         return sampler.sample(seeds)
@@ -289,21 +289,18 @@ class Loader(Batches[Sampler, list[Block]]):
         return self.made(blocks[-1].n_id[: blocks[-1].num_dst], blocks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: batches taken, drawn ahead, updates that wait. The sampler's own state is apart.
-
-        What is being drawn ahead is waited for, so take the sampler's state after this one.
-        """
+        """The position in the epoch, see `position`; the sampler's state is not part of it and is taken afterwards."""
         return self.position()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on from there; load the sampler's state as well."""
+        """The next iteration continues from there; load the sampler's state as well."""
         if not isinstance(state, dict) or not state.keys() >= set(STATE):
             raise KindError(f"`state` must be the `state_dict` of a Loader, got {type(state).__name__}")
         self.check(state)
         self.go_on(state)
 
     def batch(self, blocks: list[Block]) -> Data:
-        """The PyG Data of some blocks. Local ids agree in all of them, so their edges join into one `edge_index`."""
+        """The PyG Data of some blocks. They share their local ids, so one `edge_index` holds the edges of all."""
         n_id, last = blocks[0].n_id, blocks[-1]
         targets = last.n_id[: last.num_dst]
         parts: dict[str, Any] = {"n_id": n_id, "blocks": blocks, "batch_size": last.num_dst, "num_nodes": n_id.numel()}
@@ -311,7 +308,7 @@ class Loader(Batches[Sampler, list[Block]]):
             parts["e_id"] = torch.cat([b.e_id for b in reversed(blocks)])
             parts["edge_index"] = torch.cat([b.edge_index for b in reversed(blocks)], dim=1)
         if self.x is not None:
-            if self.far:
+            if self.on_disk:
                 ops.ask_for(cast(Tensor, self.x), n_id, n_id + 1)
             parts["x"] = Ungathered(self.x, n_id) if self.lean and torch.is_tensor(self.x) else _rows(self.x, n_id)
         if self.y is not None:
@@ -323,7 +320,7 @@ class Loader(Batches[Sampler, list[Block]]):
 
 
 def _rows(table: RowTable, ids: Tensor) -> Tensor:
-    """Some rows, in parallel where it is a tensor; other tables may have an `index_select` of their own."""
+    """Some rows, by `index_select` where the table has one: on tensors it runs in parallel."""
     select: Callable[[int, Tensor], Tensor] | None = getattr(table, "index_select", None)
     return table[ids] if select is None else select(0, ids)
 
@@ -334,7 +331,7 @@ def as_blocks(plain: list[Any], device: torch.device) -> list[Block]:
 
 
 def moved(plain: Any, device: torch.device) -> Any:
-    """Tuples and lists of tensors and others, with the tensors on a device."""
+    """Nested tuples and lists with their tensors on a device."""
     if isinstance(plain, tuple | list):
         return type(plain)(moved(t, device) for t in plain)
     return plain.to(device) if torch.is_tensor(plain) else plain

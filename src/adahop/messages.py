@@ -1,4 +1,4 @@
-"""Messages: what a layer passed along its edges, noted once; energy, alignment and scores are functions of it."""
+"""Messages: what a layer passed along its edges; energy, alignment and scores are functions of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adahop.ops import segment_sum
 
 
 class Ends(NamedTuple):
-    """What both ends of an edge bring to its attention score: s per target, t per source (or per edge)."""
+    """The two terms of an edge's attention score: s per target, t per source (or per edge)."""
 
     s: Tensor
     t: Tensor
@@ -27,9 +27,9 @@ class Ends(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """m_ij = coef_ij W h_j, less its remembered value, where there is a memory (`old`: remembered coefficients and h).
+    """m_ij = coef_ij W h_j; with a control variate, minus its stored value (`old`: stored coefficients and h).
 
-    A layer hands it to its listeners while it runs: weights are today's then, and what is asked later may not be.
+    A layer hands it to its listeners while it runs; they must read it at once, before the weights change.
     """
 
     block: Block
@@ -39,28 +39,26 @@ class Messages(NamedTuple):
     ends: Ends | None = None  # of attention
     old: tuple[Tensor, Tensor] | None = None
     edge: Tensor | None = None  # [M, out] what an edge's own features add to W h before the coefficient
-    total: Callable[[], Tensor] | None = (
-        None  # the sum of h itself where it is more than the messages': a memory had a part in it
-    )
+    total: Callable[[], Tensor] | None = None  # the layer's sum where it is not just that of these messages
 
     def value(self, mapped: bool = True) -> Tensor:
-        """What the coefficients multiply: [S, width], or [S, heads, width]."""
+        """What the coefficients are multiplied with: [S, width], or [S, heads, width]."""
         h = self.values.rows() if self.kernel is None or not mapped else self.values.mapped(self.kernel)
         return _for_heads(h.detach(), self.coef)
 
     def per_edge(self) -> Messages:
-        """The same with a value per edge, where features of edges have a part in it."""
+        """The same messages with a value per edge, where edge features are part of it."""
         if self.edge is None:
             return self
         assert self.kernel is not None, "features of edges join h after W"
         return by_edge(self.block, self.coef, self.values.mapped(self.kernel)[self.block.src].detach() + self.edge)
 
     def by_relation(self) -> list[tuple[int, Messages]]:
-        """The messages of each relation, of which there is one."""
+        """The messages by relation; this is the only one."""
         return [(0, self)]
 
     def read(self, reading: Reading) -> Tensor:
-        """The value of a reading for every edge."""
+        """The reading of every edge."""
         return reading(self.per_edge())
 
 
@@ -124,7 +122,7 @@ def energy(m: Messages) -> Tensor:
 def alignment(m: Messages) -> Tensor:
     """2 <m_ij, mean of i's other messages> - |m_ij|^2: how near a message is to the mean, up to a constant per target.
 
-    A target's own message is left out of the mean; with a single neighbour there is no mean to know of, and it is 0.
+    A target's own message is left out of the mean; with a single neighbour there is no mean, and it is 0.
     """
     block = m.block
     others = (~block.is_self()).to(m.coef.dtype)
@@ -149,7 +147,7 @@ def scores(m: Messages) -> Tensor:
 
 
 def estimate(m: Messages, mapped: bool = True) -> Tensor:
-    """The sum that the layer formed for its targets; not `mapped`: before its own W."""
+    """The sum that the layer formed for its targets; without `mapped`, before W."""
     if m.total is not None:
         return m.total().detach()
     m = m.per_edge() if mapped else m
@@ -157,7 +155,7 @@ def estimate(m: Messages, mapped: bool = True) -> Tensor:
 
 
 def _for_heads(h: Tensor, coef: Tensor) -> Tensor:
-    """h [S, C] seen once per head where the coefficients have heads."""
+    """h [S, C] expanded to [S, heads, C] where the coefficients have heads."""
     return h.unsqueeze(1).expand(-1, coef.shape[1], -1) if coef.dim() == h.dim() == 2 else h
 
 

@@ -131,7 +131,7 @@ class Race:
     def _go_on(self, run: Run, state: dict[str, Any]) -> None:
         """The run takes up the arm whose turn it is, from a state."""
         run.take_up(state)
-        run.team.reseed(run)
+        run.strategy.reseed(run)
         run.turn(self.noise)
 
     # --- state -------------------------------------------------------------------------------------------------------

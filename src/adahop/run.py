@@ -16,7 +16,7 @@ from adahop import models, ops
 from adahop.checkpoint import content_hash
 from adahop.checks import InputError
 from adahop.config import Config
-from adahop.distributed import team
+from adahop.distributed import strategy
 from adahop.features import Features, Schema, TypedFeatures
 from adahop.graph import Graph
 from adahop.loader import Loader
@@ -137,7 +137,7 @@ def assemble(
         config.model, inputs_of(data, config.model), config.hidden, data.classes, layers=len(config.sizes),
         arch=config.arch, dropout=config.dropout, **of_model,
     ).to(config.device)  # fmt: skip
-    graph = (data.graph if of_model["edges"] else data.graph.undescribed()).normalized(*model.graph)
+    graph = (data.graph if of_model["edges"] else data.graph.without_edge_features()).normalized(*model.graph)
     method = METHODS[config.method].on(model.weights if remembers else OTHER)
     known = {"features": data.x, **model.facts()}
     told = {k: known[k] for k in needs(method, config.method_options)}
@@ -147,7 +147,7 @@ def assemble(
     dtype = torch.float16 if config.half else torch.float32
     without = {} if config.judged is None else {"passes": False}
     estimator = config.remembers or method.estimator
-    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, waits=waits, **without)
+    sampler.skip = model.remember(estimator, graph, data.x, dtype, config.dial, storage, on_demand=waits, **without)
     return model, sampler
 
 
@@ -167,15 +167,17 @@ class Run:
     def __init__(self, data: NodeData, config: Config, seed: int):
         self.start = time.perf_counter()
         self.config, self.data = config, stored(data, config.features).to(config.device)
-        self.team = team(self.data)
-        if not self.team.total(float(self.data.val_mask.sum()))[0]:
+        self.strategy = strategy(self.data)
+        if not self.strategy.total(float(self.data.val_mask.sum()))[0]:
             raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")
-        kind = models.MODELS[config.model].weights if self.team.remembers else OTHER
-        if config.judged is not None and self.team.size > 1:
+        kind = models.MODELS[config.model].weights if self.strategy.allows_memory else OTHER
+        if config.judged is not None and self.strategy.size > 1:
             raise InputError(f"`judged` must be None with several processes, got {config.judged}")
-        self.team.allow(config.estimator or METHODS[config.method].on(kind).estimator)
-        self.model, sampler = assemble(self.data, config, seed, self.team.remembers, waits=self.team.size == 1)
-        self.net, self.sampler = self.team.net(self.model), self.team.adopt(sampler)
+        self.strategy.check_estimator(config.estimator or METHODS[config.method].on(kind).estimator)
+        self.model, sampler = assemble(
+            self.data, config, seed, self.strategy.allows_memory, waits=self.strategy.size == 1
+        )
+        self.net, self.sampler = self.strategy.wrap_model(self.model), self.strategy.wrap_sampler(sampler)
         parameters = [*self.model.parameters(), *self.sampler.parameters()]
         captured: dict[str, Any] = {"capturable": True} if config.device.startswith("cuda") else {}
         self.optimizer = torch.optim.Adam(
@@ -188,7 +190,7 @@ class Run:
         self.unpadded = shape if isinstance(shape, str) else None  # why blocks of steps have no fixed shape
         self.padded = None if isinstance(shape, str) else shape  # the blocks of steps on a GPU
         self.features = None if self.padded is None else device_features(self.data.x, self.sampler, config)
-        rows = self.team.source(self.data, self.sampler)
+        rows = self.strategy.row_source(self.data, self.sampler)
         lean = rows is self.data
         self.loader = Loader(rows, self.sampler, nodes, config.batch_size, prefetch=config.prefetch, lean=lean)
         self.average = Average(self.model, config.average)
@@ -200,20 +202,20 @@ class Run:
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
         self.loss, self.seen = torch.zeros((), device=config.device), 0.0  # of this epoch: sum of losses, seeds
-        self.team.share(self)
+        self.strategy.setup(self)
 
     def fixed_shape(self, nodes: Tensor) -> Padded | str:
         """Blocks of a fixed shape for these seeds, which a CUDA graph can hold; or why there are none."""
         if not self.config.device.startswith("cuda"):
             return "it needs a CUDA device"
-        if self.team.size > 1:  # ranks exchange numbered blocks
+        if self.strategy.size > 1:  # ranks exchange numbered blocks
             return "it runs in several processes"
         if not ops.pads(self.sampler.graph.indptr):
             return "Triton is not there"
-        if not self.model.pads:
+        if not self.model.takes_padded:
             return f"the layers of {self.config.model} read all relations of a target together"
         x = self.data.x
-        why = x.unjoined() if isinstance(x, TypedFeatures) else None
+        why = x.why_separate() if isinstance(x, TypedFeatures) else None
         return why or Padded.fitted(self.sampler, bare=True, seeds=nodes)
 
     def _race(self) -> Race | None:
@@ -240,7 +242,7 @@ class Run:
         self.sampler, self.padded, self.unpadded = drawing
         self.loader.sampler = self.sampler
         self.model.remembers = not even
-        self.team.deal(self)
+        self.strategy.split_seeds(self)
         if not isinstance(noise, str):
             self.model.set_noise(noise)
 
@@ -277,7 +279,7 @@ class Run:
         if scores["val"] > r.val:
             r.val, r.test, r.best_epoch = scores["val"], scores["test"], r.epochs
             self.best = copy.deepcopy(self.model.state_dict())
-        loss, seen = self.team.total(float(self.loss), self.seen)
+        loss, seen = self.strategy.total(float(self.loss), self.seen)
         loss /= max(seen, 1)
         r.history.append({"epoch": r.epochs, "loss": loss, **scores, "seconds": self.trained})
         if self.race is not None:

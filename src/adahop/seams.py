@@ -1,4 +1,4 @@
-"""Seams: what one part asks of an object that another made, as types; any object with these attributes will do."""
+"""Protocols: the attributes that one part of the library needs of objects that another part, or a user, made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeData(LabelledData, Protocol):
 
 
 class StepBatch(Protocol):
-    """What a step was taken with."""
+    """The batch of a training step."""
 
     @property
     def stands_for(self) -> float: ...  # seeds that its loss stands for

@@ -75,9 +75,9 @@ class Steps:
     def __iter__(self) -> Iterator[tuple[Tensor, StepBatch]]:
         """Take the steps of an epoch: of each, its loss and what it was taken with."""
         run = self.run
-        for batch in run.team.batches(run.loader):
+        for batch in run.strategy.batches(run.loader):
             loss = train_step(run.net, run.sampler, run.optimizer, batch)
-            run.team.settle()
+            run.strategy.sync_histories()
             yield loss, batch
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Storage: where state lies. Policies, samplers and histories are handed one when they are made."""
+"""Storage: allocates the state of policies, samplers and histories, in memory or in files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adahop.checks import InputError
 from adahop.mapped.folder import scratch
 
 LEAST = 1 << 20  # bytes; smaller tensors stay in memory
-PER_NODE = 16  # bytes; so do those that have no more per node: every step reads and writes them at random
+PER_NODE = 16  # bytes; so do tensors with at most this much per node, which every step accesses at random
 PIECE = 1 << 22  # entries filled at once
 
 
@@ -30,16 +30,25 @@ class Storage:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        return torch.full(shape, value, dtype=dtype, device=device)
+        out = self._in_file(shape, dtype, device)
+        if out is None:
+            return torch.full(shape, value, dtype=dtype, device=device)
+        for rows in out.view(-1).split(PIECE) if value else ():  # a new file holds zeros, which need not be written
+            rows.fill_(value)
+        return out
 
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """Room that is filled right after."""
-        return torch.empty(shape, dtype=dtype, device=device)
+        """A tensor whose entries the caller writes before they are read."""
+        out = self._in_file(shape, dtype, device)
+        return torch.empty(shape, dtype=dtype, device=device) if out is None else out
 
     def sparse(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        """Zeros that take room only where they are written."""
+        """Zeros that take memory, or space on the disk, only where they are written."""
+        out = self._in_file(shape, dtype, device, reserve=False)
+        if out is not None:
+            return out
         if torch.device(device).type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
@@ -50,11 +59,17 @@ class Storage:
     def ones(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
         return self.full(shape, 1, dtype, device)
 
+    def _in_file(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, reserve: bool = True
+    ) -> Tensor | None:
+        """Zeros in a file; None where the tensor lies in memory."""
+        return None
+
 
 class Files(Storage):
-    """Nameless files of a folder, mapped: written out where memory is short, gone with the process.
+    """Nameless files of a folder, mapped: written to the disk when memory is short, deleted with the process.
 
-    What is asked for on a GPU lies there, and what is smaller than `least` bytes in memory.
+    Tensors on a GPU, and those of fewer than `least` bytes, lie in memory.
 
     >>> import tempfile
     >>> Files(tempfile.mkdtemp(), least=8).ones(2, 2).tolist()
@@ -68,37 +83,17 @@ class Files(Storage):
         except OSError as e:
             raise InputError(f"`state` must be a folder that can be written, got {folder} ({e.strerror})") from None
 
-    def full(
-        self,
-        shape: tuple[int, ...],
-        value: float,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        if not self._holds(shape, dtype, device):
-            return super().full(shape, value, dtype, device)
-        out = scratch(self.folder, tuple(shape), dtype)
-        for rows in out.view(-1).split(PIECE) if value else ():  # a new file holds zeros, and takes no writing
-            rows.fill_(value)
-        return out
-
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        held = self._holds(shape, dtype, device)
-        return scratch(self.folder, tuple(shape), dtype) if held else super().empty(shape, dtype, device)
-
-    def sparse(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        held = self._holds(shape, dtype, device)
-        return scratch(self.folder, shape, dtype, False) if held else super().sparse(*shape, dtype=dtype, device=device)
-
-    def _holds(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> bool:
-        return torch.device(device).type == "cpu" and torch.Size(shape).numel() * dtype.itemsize >= self.least
+    def _in_file(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, reserve: bool = True
+    ) -> Tensor | None:
+        if torch.device(device).type != "cpu" or torch.Size(shape).numel() * dtype.itemsize < self.least:
+            return None
+        return scratch(self.folder, tuple(shape), dtype, reserve)
 
 
 MEMORY = Storage()
 
 
 def storage_in(folder: str | Path | None, nodes: int = 0) -> Storage:
-    """Files of a folder for the state of a graph with so many nodes, or memory where none is named."""
+    """Files of a folder, for the state of a graph with this many nodes; memory without a folder."""
     return MEMORY if folder is None else Files(folder, max(LEAST, PER_NODE * nodes))

@@ -1,8 +1,9 @@
-"""Conv and Sum: what a layer is, and how its sum over all neighbours is formed.
+"""Conv and Sum: what a layer computes, and how its sum over all neighbours is estimated.
 
-A `Conv` says which coefficients, which map and which update; a `Sum` forms sum a_ij W h_j from the sample alone,
-exactly, or with a control variate, and notes the messages. Names combine: "exact" first layer; "history", "snapshot",
-"scores" (attention's normaliser) or "sums" (of the layer below, for attention) in the others.
+A `Conv` defines coefficients a_ij, weight W and update. A `Sum` is the estimator of sum a_ij W h_j: from the sample
+alone, over all neighbours ("exact", first layer only), or from the sample and a control variate. `ESTIMATORS` are the
+combinations by name: "history" and "snapshot" hold an old h of every node, "scores" holds old attention scores for the
+normaliser, "sums" recomputes h from sums that an exact first layer of attention stores.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, one_of
 from adahop.features import Values, gather, join, mapped
 from adahop.graph import Graph, OnGraph
-from adahop.history import History, Seen, SeenHistory
+from adahop.history import History, LazyHistory, LazyRows
 from adahop.messages import Ends, Messages, TypedMessages, estimate
 from adahop.ops import segment_max, segment_sum
 from adahop.storage import MEMORY, Storage
@@ -37,7 +38,7 @@ ESTIMATORS = (
     "exact+sums",
 )
 ATTENTION = ("self-normalised", "paper", "softmax")
-LEAST = 0.3  # the corrected normaliser is kept above this share of the remembered one
+MIN_SHARE = 0.3  # lower bound of a corrected normaliser, as a share of the one from stored scores: keeps it positive
 
 # --- coefficients ----------------------------------------------------------------------------------------------------
 
@@ -59,13 +60,13 @@ def attention(score: Tensor, block: Block, form: str = "self-normalised") -> Ten
     others = raw.masked_fill(own.unsqueeze(-1), 0.0)
     k = segment_sum((~own).to(raw.dtype), row, n)
     q = torch.where(own, torch.zeros_like(block.scale), 1.0 / (k[row] * block.scale).clamp(min=1e-30))
-    share = segment_sum(q, row, n).clamp(min=1e-30).unsqueeze(-1)  # stands for the sampled part of the full normaliser
+    share = segment_sum(q, row, n).clamp(min=1e-30).unsqueeze(-1)  # estimates the sampled part of the full normaliser
     total = segment_sum(raw - others, row, n) + segment_sum(others, row, n) / share
     return raw * scale / total.clamp(min=1e-30)[row]
 
 
-def attended(ends: Ends, block: Block, slope: float, form: str) -> Tensor:
-    """Coefficients from both ends' scores through a leaky relu."""
+def attention_of_ends(ends: Ends, block: Block, slope: float, form: str) -> Tensor:
+    """Coefficients of attention whose scores are leaky_relu(s_i + t_j)."""
     if form == "self-normalised":
         return ops.attend(
             ends.s, ends.t, block.src, block.dst, block.ptr, block.scale, slope, block.slots, ends.by_edge
@@ -75,129 +76,129 @@ def attended(ends: Ends, block: Block, slope: float, form: str) -> Tensor:
 
 
 def edge_map(features: int, outputs: int) -> nn.Linear | None:
-    """A map of edge features, where edges have any."""
+    """A linear map of edge features; None where edges have none."""
     return nn.Linear(features, outputs, bias=False) if features else None
 
 
 def checked_features(found: Tensor | None, width: int) -> Tensor:
-    """Features of edges, as many as a map takes."""
+    """Edge features, after a check that they have the width that a map was made for."""
     if found is None or found.shape[1] != width:
         got = "none" if found is None else found.shape[1]
         raise InputError(f"`graph` must have {width} features per edge, as the model was made for, got {got}")
     return found
 
 
-def named(first: Tensor, every: Block, scratch: ops.Scratch, nodes: int, fixed: bool) -> tuple[Tensor, Block]:
-    """The nodes that are read, `first` and then the block's sources, each once; and the block with these numbers.
+def relabelled(first: Tensor, full: Block, scratch: ops.Scratch, nodes: int, fixed: bool) -> tuple[Tensor, Block]:
+    """The ids of `first` and of the block's sources, each once, and the block with sources numbered by these ids.
 
-    Where the shape is `fixed`, others follow that nothing reads.
+    With `fixed`, the result has a shape that depends on the inputs' shapes alone: unused ids fill the end.
     """
     if fixed:
-        ids, src = ops.relabel_within(first, every.src, nodes)
+        ids, src = ops.relabel_within(first, full.src, nodes)
     else:
-        ids, src = ops.relabel(first, every.src, scratch.marks(nodes, first.device))
-    return ids, every._replace(n_id=ids, edge_index=torch.stack([src, every.dst]), target=every.targets)
+        ids, src = ops.relabel(first, full.src, scratch.marks(nodes, first.device))
+    return ids, full._replace(n_id=ids, edge_index=torch.stack([src, full.dst]), target=full.targets)
 
 
 # --- the sum ---------------------------------------------------------------------------------------------------------
 
 
 class Sum(nn.Module):
-    """Plain: the sample's messages, coef * W h, are added up.
+    """The estimator of a layer's sum; this class is the plain one, the sum of the sample's messages coef * W h.
 
-    Others remember something of every node and need fewer samples, or none: they replace `total`, the sum of a_ij h_j
-    before W. Every form notes the messages that are left to chance, once, for the layer's listeners.
+    Subclasses hold something of every node and need a smaller sample, or none. Each hands the random part of its
+    messages to the layer's listeners, once per forward pass.
     """
 
-    draws = True  # whether the layer's block still needs to be drawn
-    shaped = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
-    roomy = False  # whether a `room` gives its work such a shape
-    room: int | None = None  # for the edges of all neighbours of a step's targets; None: as many as they have
-    parted = False  # whether it asks for `values.mean`: a memory knows no dropped h
-    below = False  # whether it needs the first layer to `keep` what h of any node is made anew from
-    start = 0  # the node that row 0 of its graph stands for: that of one relation has rows for one type of nodes
+    draws = True  # whether the layer's block needs to be drawn
+    fixed_shape = True  # whether its work has the same shape at every step, so that a CUDA graph can hold it
+    takes_capacity = False  # whether setting `capacity` gives it such a shape
+    capacity: int | None = None  # edges to pad all neighbours of a step's targets to; None: no padding
+    separates_dropout = False  # whether it reads `values.mean`: what is stored of a node has no dropout in it
+    needs_recompute = False  # whether it needs `values.recompute`, and so the first layer to `store_sums`
+    row_offset = 0  # the node of its graph's row 0: the graph of one relation has rows for one node type only
 
-    def forward(
-        self,
-        conv: Conv,
-        values: Values,
-        own: Tensor | None,
-        block: Block,
-        rest: Tensor | None = None,
-    ) -> Tensor:
-        """rest + the sum of a_ij W h_j: [targets, out], or with heads [targets, heads, out]; own: the targets' h."""
-        total, messages = self.plain(conv, values, own, block, rest)
-        conv.note(messages)
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        """The sum of a_ij W h_j plus `conv.rest`: [targets, out], or with heads [targets, heads, out].
+
+        `values` are the sources' h, `own` is the targets' h.
+        """
+        total, messages = self.plain(conv, values, own, block)
+        conv.notify(messages)
         return total
 
     def plain(
-        self, conv: Conv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None
+        self, conv: Conv, values: Values, own: Tensor | None, block: Block
     ) -> tuple[Tensor, Callable[[], Messages]]:
-        """The sum over the edges of a block, nothing remembered, and its messages."""
+        """The sum over the edges of a block, from nothing else, and its messages."""
+        rest = conv.rest(own)
         ends = conv.ends(values, own, block)
-        coef, kernel, features = conv.coef(ends, block), conv.kernel(), conv.joining(block)
+        coef, kernel, features = conv.coef(ends, block), conv.kernel(), conv.message_features(block)
         if features is not None:
-            rest = conv.beside(rest, segment_sum(coef.unsqueeze(1) * features, block.dst, block.num_dst))
+            rest = conv.with_edge_sums(rest, segment_sum(coef.unsqueeze(1) * features, block.dst, block.num_dst))
         total = values.sum(block, coef, kernel, rest)
         after = kernel if conv.narrows() or features is not None else None
-        return total, lambda: Messages(block, coef, values, after, ends, edge=conv.added(features))
+        return total, lambda: Messages(block, coef, values, after, ends, edge=conv.mapped_features(features))
 
     def rows(self, block: Block) -> Tensor:
-        """The rows of its graph that a block's targets have."""
-        return block.targets - self.start if self.start else block.targets
+        """The rows of its graph that belong to a block's targets."""
+        return block.targets - self.row_offset if self.row_offset else block.targets
 
-    def needs(self, block: Block) -> Tensor:
-        """How much room a block needs, where it is `roomy`."""
+    def edges_needed(self, block: Block) -> Tensor:
+        """The capacity that a block needs, where `takes_capacity`."""
         raise NotImplementedError
 
     @property
     def dial(self) -> Tensor | None:
-        """How much sampling noise is left in, where that can be set."""
+        """The `noise` of a control variate, which may be written; None for other sums."""
         return None
 
-    def of(self, relation: int) -> Sum:
-        """The sum of one relation of a typed graph: itself, unless each has its own."""
+    def for_relation(self, relation: int) -> Sum:
+        """The sum of one relation of a typed graph: itself, unless each relation has its own."""
         return self
 
     @property
-    def written(self) -> History | None:
-        """The history that steps write: several processes tell each other its rows. A snapshot is made by all."""
+    def written_history(self) -> History | None:
+        """The history that steps write to, whose rows several processes exchange. Snapshots need no exchange: every
+        process makes the same one."""
         return None
 
-    def keep(self, conv: Conv, dtype: torch.dtype, storage: Storage) -> None:
-        """From now on keep of every node what its h is made anew from, where that is possible."""
+    def store_sums(self, conv: Conv, dtype: torch.dtype, storage: Storage) -> None:
+        """From now on store of every node what is needed to recompute its h, where that is possible."""
 
     @property
-    def again(self) -> Sum | None:
-        """How h of any node is made anew, where enough is kept of it: a sum over raw features `x`."""
+    def stored_sum(self) -> Sum | None:
+        """The sum that recomputes h of any node from what is stored and the raw features `x`; None: not possible."""
         return None
 
-    def wait(self) -> bool:
-        """Make what is remembered of a node when it is first asked for, if that can be: no pass is needed then."""
+    def fill_on_demand(self) -> bool:
+        """Fill the memory row by row as nodes are first read, without a pass; returns whether that is possible."""
         return False
 
-    def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
-        """Every node's h is at hand: `passed` after a pass over the graph during training, else at the start."""
+    def refresh(self, h: Tensor, conv: Conv, snapshots_only: bool) -> None:
+        """Renew what is stored from h of every node; `snapshots_only`: histories stay, as their rows are newer."""
 
-    def settle(self) -> None:
-        """What the last step saw is written, where that had to wait."""
+    def flush(self) -> None:
+        """Write the rows that the last step left for later."""
+        for _, history in self._histories():
+            history.flush()
 
     def state(self) -> dict[str, Tensor]:
-        """What later steps depend on and nothing else can tell."""
-        self.settle()
-        return self._remembered()
+        """What a checkpoint holds."""
+        self.flush()
+        return self._stored()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state; one of version 0.1, which knew no dial, leaves the dial as it is set."""
-        self.settle()
-        for name, m in self._histories():
-            m.resize(len(state[name]))
-        mine = self._remembered()
+        """Continue from a state; one of version 0.1 has no `noise` and leaves it as it is set."""
+        self.flush()
+        for name, history in self._histories():
+            history.resize(len(state[name]))
+        mine = self._stored()
         for name, value in state.items():
             mine[name].copy_(value)
 
-    def _remembered(self) -> dict[str, Tensor]:
-        return {k: t for name, m in self._histories() for k, t in m.remembered(name).items()}
+    def _stored(self) -> dict[str, Tensor]:
+        return {k: t for name, history in self._histories() for k, t in history.stored(name).items()}
 
     def _histories(self) -> list[tuple[str, History]]:
         return [(name, m) for name, m in self.named_modules() if isinstance(m, History)]
@@ -212,22 +213,21 @@ PLAIN = Sum()
 class Conv(nn.Module):
     """update(sum over j of a_ij W h_j, h_i), with a_ij the graph's own weights.
 
-    `listeners` are told of the messages as the layer passes them, see `adahop.watch`; they cost nothing while there are
-    none.
+    `listeners` receive the messages while the layer runs, see `adahop.watch`; without listeners messages cost nothing.
     """
 
     attends = False  # whether a_ij comes from scores of both ends, see `Attention`
-    fixed = False  # whether it is W times the sum of a_ij h_j, and `rest`, and nothing else
-    reads_own = True  # whether the target's own h has a part in the scores or in `update`
-    ends_width = 1  # numbers that an end of an edge brings to its score
+    is_linear = False  # whether it is W times the sum of a_ij h_j, plus `rest`, and nothing else
+    reads_own = True  # whether scores or `update` read the target's own h
+    ends_width = 1  # numbers that each end of an edge contributes to its score
 
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Callable[[Any], None]] = []  # of Messages, or of TypedMessages
-        self.edge: nn.Linear | None = None  # U of features of edges: a message is then a_ij (W h_j + U e_ij)
+        self.edge: nn.Linear | None = None  # U, where edges have features: a message is then a_ij (W h_j + U e_ij)
 
-    def note(self, messages: Callable[[], Messages | TypedMessages]) -> None:
-        """Tell the listeners, if there are any."""
+    def notify(self, messages: Callable[[], Messages | TypedMessages]) -> None:
+        """Make the messages and hand them to the listeners, if there are any."""
         if self.listeners:
             made = messages()
             for listener in self.listeners:
@@ -236,36 +236,36 @@ class Conv(nn.Module):
     @contextlib.contextmanager
     def without_listeners(self) -> Iterator[None]:
         """Inside, no listener is called."""
-        self.listeners, kept = [], self.listeners
+        self.listeners, before = [], self.listeners
         try:
             yield
         finally:
-            self.listeners = kept
+            self.listeners = before
 
-    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
+    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, estimator: Sum = PLAIN) -> Tensor:
         """The targets' new h from the sources' and the targets' own."""
         values = h if isinstance(h, Values) else Values(h)
-        return self.update(how(self, values, own, block, self.rest(own)), own)
+        return self.update(estimator(self, values, own, block), own)
 
-    # --- features of edges -------------------------------------------------------------------------------------------
+    # --- edge features -----------------------------------------------------------------------------------------------
 
     def features(self, block: Block) -> Tensor | None:
-        """[M, D] of the edges of a block of one relation; None where the layer reads none."""
+        """[M, D] edge features of a block of one relation; None where the layer reads none."""
         if self.edge is None:
             return None
         return checked_features(None if block.attr is None else block.attr[0], self.edge.in_features)
 
-    def joining(self, block: Block) -> Tensor | None:
-        """Those that join the messages."""
+    def message_features(self, block: Block) -> Tensor | None:
+        """The edge features that join the messages."""
         return self.features(block)
 
     @torch.no_grad()
-    def added(self, features: Tensor | None) -> Tensor | None:
+    def mapped_features(self, features: Tensor | None) -> Tensor | None:
         """U e of every edge."""
         return None if features is None or self.edge is None else self.edge(features)
 
-    def beside(self, rest: Tensor | None, sums: Tensor | None) -> Tensor | None:
-        """The rest, and U of the sums of a_ij e_ij, where the layer reads features of edges."""
+    def with_edge_sums(self, rest: Tensor | None, sums: Tensor | None) -> Tensor | None:
+        """rest + U sums, `sums` being those of a_ij e_ij; just rest where the layer reads no edge features."""
         if self.edge is None:
             return rest
         part = self.edge(checked_features(sums, self.edge.in_features))
@@ -278,15 +278,15 @@ class Conv(nn.Module):
         raise NotImplementedError
 
     def rest(self, own: Tensor | None) -> Tensor | None:
-        """What is added to the sum: a bias, or a row per target; it joins the product with W."""
+        """What is added to the sum: a bias, or a row per target. It is fused into the product with W."""
         return None
 
     def update(self, total: Tensor, own: Tensor | None) -> Tensor:
-        """The targets' new h from the sum of a_ij W h_j and the rest."""
+        """The targets' new h from the sum of a_ij W h_j plus the rest."""
         return total
 
     def ends(self, values: Values, own: Tensor | None, block: Block) -> Ends | None:
-        """What both ends of an edge bring to its coefficient, beside the graph's weight; None: nothing."""
+        """What the two ends of an edge contribute to its attention score; None without attention."""
         return None
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
@@ -300,7 +300,7 @@ class Conv(nn.Module):
 
 
 class Attention(Conv):
-    """a_ij = softmax over j of a score that both ends have a part in, and U e_ij where edges have features."""
+    """a_ij = softmax over j of a score of h_i and h_j, to which edge features add U e_ij."""
 
     attends = True
 
@@ -309,11 +309,11 @@ class Attention(Conv):
         self.form = one_of(form, ATTENTION, "attention")
 
     def target(self, own: Tensor) -> Tensor:
-        """[targets, ends_width]: s."""
+        """s: [targets, ends_width]."""
         raise NotImplementedError
 
     def source(self, values: Values, block: Block | None = None) -> tuple[Tensor, bool]:
-        """[sources, ends_width]: t; or by edge and True, where the values are read that way."""
+        """t: [sources, ends_width] and False, or [M, ends_width] and True where values are read edge by edge."""
         raise NotImplementedError
 
     def scores(self, s: Tensor, t: Tensor) -> Tensor:
@@ -324,11 +324,11 @@ class Attention(Conv):
         assert own is not None
         return Ends(self.target(own), *self.source(values, block))
 
-    def joining(self, block: Block) -> Tensor | None:
-        return None  # scores have them
+    def message_features(self, block: Block) -> Tensor | None:
+        return None  # they join the scores
 
-    def seen(self, ends: Ends, block: Block) -> Ends:
-        """The ends with what the features of the edges between them add to the scores."""
+    def with_edge_scores(self, ends: Ends, block: Block) -> Ends:
+        """The ends, with U e of every edge added to t."""
         features = self.features(block)
         if features is None or self.edge is None:
             return ends
@@ -336,7 +336,7 @@ class Attention(Conv):
 
     def scored(self, ends: Ends, block: Block) -> Tensor:
         """[M, heads] the scores of a block's edges."""
-        return self.scores(*self.seen(ends, block).over(block))
+        return self.scores(*self.with_edge_scores(ends, block).over(block))
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         assert ends is not None
@@ -346,44 +346,44 @@ class Attention(Conv):
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
 
-def deviation(share: float) -> float:
-    """The standard deviation of an input of 1 of which a share is dropped and the rest scaled up."""
+def dropout_std(share: float) -> float:
+    """The standard deviation of an input of 1 under dropout of this share, which scales up what it keeps."""
     return (share / (1.0 - share)) ** 0.5
 
 
-def dropped_part(values: Values, block: Block, coef: Tensor) -> Tensor:
-    """What dropout adds to the mean's sum, coef = a * scale: sum over S of a sqrt(scale) (h - mean h).
+def dropout_part(values: Values, block: Block, coef: Tensor) -> Tensor:
+    """What dropout adds to the sum without dropout: sum over S of a sqrt(scale) (h - mean h), coef = a * scale.
 
-    An edge is drawn 1 / scale of the time, so that the variance is that of the sum over all neighbours (CVD, Chen et
-    al. 2018). With a * scale it would be `scale` times as much, and no memory could take it away.
+    An edge is drawn 1 / scale of the time, so the variance is that of dropout over all neighbours (CVD, Chen et al.
+    2018). With a * scale it would be `scale` times as large, and no control variate could reduce it.
     """
     assert values.mean is not None
-    return gather(values.rows() - values.mean.rows(), block, calmed(block, coef))
+    return gather(values.rows() - values.mean.rows(), block, sqrt_scaled(block, coef))
 
 
-def calmed(block: Block, coef: Tensor) -> Tensor:
+def sqrt_scaled(block: Block, coef: Tensor) -> Tensor:
     """a sqrt(scale) from a * scale."""
     root = block.scale.clamp(min=1e-30).rsqrt()
     return coef * (root if coef.dim() == 1 else root.unsqueeze(1))
 
 
-# --- sums with a memory ----------------------------------------------------------------------------------------------
+# --- exact sums of the first layer -----------------------------------------------------------------------------------
 
 
-def certain(block: Block, coef: Tensor, total: Callable[[Tensor | None], Tensor]) -> Messages:
-    """Messages of nothing: the sum is known, and what was drawn all the same has no part in it."""
-    nothing, ends = Values(coef.new_zeros(block.num_src, 1)), None
+def zero_messages(block: Block, coef: Tensor, total: Callable[[], Tensor]) -> Messages:
+    """Messages of size 0, for a sum that is exact: edges that were drawn anyway contribute nothing to it."""
+    values, ends = Values(coef.new_zeros(block.num_src, 1)), None
     if coef.dim() == 2:
         ends = Ends(coef.new_zeros(block.num_dst, coef.shape[1]), coef, by_edge=True)
-    return Messages(block, coef, nothing, ends=ends, total=lambda: total(None))
+    return Messages(block, coef, values, ends=ends, total=total)
 
 
 class ExactSum(OnGraph, Sum):
-    """The first layer of fixed weights: A x, known once and for all. No variance, nothing to draw.
+    """The first layer of fixed weights: A x, which never changes. No variance, nothing to draw.
 
-    On the CPU a row is formed when it is first asked for, so that training need not wait for all of them.
-    With `drops`, sqrt(sum of a^2 x^2) is known too: dropping a share p of all inputs moves the sum by that times
-    sqrt(p / (1 - p)), entry by entry, and a normal variable of this size stands for it.
+    On the CPU a row is formed when it is first read, so that training starts without a pass over the graph.
+    With `drops`, `spread` = sqrt(sum of a^2 x^2) is stored too: dropout of a share p of all inputs changes the sum by a
+    standard deviation of spread * sqrt(p / (1 - p)) per entry, and a normal variable of this size is added for it.
     """
 
     draws = False
@@ -396,94 +396,85 @@ class ExactSum(OnGraph, Sum):
         super().__init__()
         check_sources(graph, x)
         self.graph = graph
-        waits, self.far = ops.may_wait(x), ops.in_file(x)
-        self.seen = Seen(graph.num_rows, storage, x.device) if waits else None  # the rows that are formed, one by one
+        lazy, self.on_disk = ops.may_wait(x), ops.in_file(x)
+        self.lazy = LazyRows(graph.num_rows, storage, x.device) if lazy else None  # the rows that are formed
 
-        def every(x: Tensor, squared: bool = False) -> Tensor:
-            if waits:
+        def full(x: Tensor, squared: bool = False) -> Tensor:
+            if lazy:
                 return storage.sparse(graph.num_rows + 1, x.shape[1])
             sums = full_sums(graph, x, storage, squared=squared)
             return ops.table(sums.sqrt_() if squared else sums, x)
 
-        given = {"x": x, "sums": every(x), "spread": every(x, squared=True) if drops else None}
-        given["weights"] = every(torch.ones(1, 1, device=x.device).expand(len(x), 1))
-        for name, t in given.items():
+        tables = {"x": x, "sums": full(x), "spread": full(x, squared=True) if drops else None}
+        tables["weights"] = full(torch.ones(1, 1, device=x.device).expand(len(x), 1))
+        for name, t in tables.items():
             self.register_buffer(name, t, persistent=False)
 
     @property
-    def again(self) -> Sum | None:
-        return None if self.seen is None else self
+    def stored_sum(self) -> Sum | None:
+        return None if self.lazy is None else self
 
     @property
     def left(self) -> int:
         """Rows that are not formed yet."""
-        return 0 if self.seen is None else self.graph.num_rows + 1 - self.seen.many
+        return 0 if self.lazy is None else self.graph.num_rows + 1 - self.lazy.used
 
     def form(self, rows: Tensor) -> None:
-        """The sums of those rows that were not asked for before."""
-        assert self.seen is not None
-        for some in self.seen.new(rows).split(1 << 14):
-            self.graph.soon(some)
-            if self.far:
-                edges = self.graph.edges
-                place = ops.spans(edges.begin[some], edges.last[some] - edges.begin[some])[1]
-                source = edges.indices[place].long()
+        """Form the sums of those rows that were not read before."""
+        assert self.lazy is not None
+        for some in self.lazy.new(rows).split(1 << 14):
+            self.graph.prefetch(some)
+            if self.on_disk:
+                source = self.graph.sources_of(some)
                 ops.ask_for(self.x, source, source + 1)
             sums, weights, square = ops.row_sums(self.x, self.graph.edges, some, self.spread is not None)
-            row = self.seen.add(some)
+            row = self.lazy.add(some)
             self.sums[row], self.weights[row, 0] = sums, weights
             if self.spread is not None:
                 self.spread[row] = square.sqrt_()
 
-    def at(self, row: Tensor, share: float) -> Tensor:
-        """Some rows of sums, and what dropping a share of the inputs adds to them."""
+    def sums_at(self, row: Tensor, share: float) -> Tensor:
+        """Some rows of the sums, with the noise that dropout of a share of the inputs adds."""
         sums = ops.table_rows(self.sums, row)
         if not share:
             return sums
         if self.spread is None:
             raise InputError("`dropout` must be set before `remember`, got an exact first layer made without it")
         size = ops.table_rows(self.spread, row)
-        return torch.addcmul(sums, size, torch.randn_like(size), value=deviation(share))
+        return torch.addcmul(sums, size, torch.randn_like(size), value=dropout_std(share))
 
     def moved(self) -> None:
-        """On a GPU nothing waits: a captured step cannot."""
+        """On a GPU all rows are formed at once: a captured step cannot form any."""
         if self.left and not ops.may_wait(self.x):
             self.form(torch.arange(self.graph.num_rows, device=self.x.device))
 
-    def forward(
-        self,
-        conv: Conv,
-        values: Values,
-        own: Tensor | None,
-        block: Block,
-        rest: Tensor | None = None,
-    ) -> Tensor:
-        nodes = self.rows(block)
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        rest, nodes = conv.rest(own), self.rows(block)
         if self.left:
             self.form(nodes)
-        row = nodes if self.seen is None else self.seen.row[nodes].long()
-        sums = self.at(row, values.share)
+        row = nodes if self.lazy is None else self.lazy.row[nodes].long()
+        sums = self.sums_at(row, values.share)
 
         def total(kernel: Tensor | None, rest: Tensor | None = None) -> Tensor:
             kernel, bias = join(kernel, values.encoder)
             out = sums if kernel is None else mapped(sums, kernel, rest)
             return out if bias is None else out + self.weights[row] * bias
 
-        conv.note(lambda: certain(block, torch.zeros_like(block.scale), total))
-        return total(conv.kernel(), conv.beside(rest, edge_sums(self.graph, nodes)))
+        conv.notify(lambda: zero_messages(block, torch.zeros_like(block.scale), lambda: total(None)))
+        return total(conv.kernel(), conv.with_edge_sums(rest, edge_sums(self.graph, nodes)))
 
 
 class AllNeighboursSum(OnGraph, Sum):
-    """What reads all neighbours of every target: as many edges as they have, or a `room` that is never exceeded."""
+    """A sum that reads all neighbours of every target; with a `capacity`, their edges are padded to this number."""
 
-    shaped, roomy = False, True
+    fixed_shape, takes_capacity = False, True
 
-    def every(self, block: Block) -> Block:
+    def full_block(self, block: Block) -> Block:
         """All in-edges of a block's targets."""
         nodes = self.rows(block)
-        return self.graph.in_edges(nodes) if self.room is None else self.graph.in_edges_within(nodes, self.room)
+        return self.graph.in_edges(nodes) if self.capacity is None else self.graph.in_edges_within(nodes, self.capacity)
 
-    def needs(self, block: Block) -> Tensor:
+    def edges_needed(self, block: Block) -> Tensor:
         nodes = self.rows(block)
         return (self.graph.last[nodes] - self.graph.indptr[nodes]).sum()
 
@@ -492,8 +483,8 @@ class ExactAttention(AllNeighboursSum):
     """The first layer of attention over *all* neighbours, from raw features.
 
     a_ij = softmax of the scores s_i + t_j, t = x (E' v) + e v; then sum a_ij (E x_j + e) = E (sum a_ij x_j) + e.
-    Costs O(n F) per target instead of O(k H) but has no variance, forward or backward. `kept`, where there is one, has
-    sum a_ij x_j of every node as it was when the node was last a target: see `KeptSums`.
+    Costs O(n F) per target instead of O(k H) but has no variance, forward or backward. After `store_sums`, `kept` holds
+    sum a_ij x_j of every node as of the last step that had the node as a target, see `StoredSums`.
     """
 
     draws = False
@@ -501,86 +492,77 @@ class ExactAttention(AllNeighboursSum):
 
     def __init__(self, graph: Graph, x: Tensor):
         super().__init__()
-        self.graph, self.kept = graph, cast("History | None", None)
+        self.graph, self.kept = graph, cast("History | None", None)  # checkpoints have the history under this name
         self.register_buffer("x", x, persistent=False)
-        self.waiting: tuple[Tensor, Tensor] | None = None
         self.scratch = ops.Scratch()
 
-    def forward(  # type: ignore[override]
-        self,
-        conv: Attention,
-        values: Values,
-        own: Tensor | None,
-        block: Block,
-        rest: Tensor | None = None,
-    ) -> Tensor:
-        if not values.share:  # a step with dropout comes here twice
-            self.settle()
-        every = self.every(block)
-        if values.share or every.num_edges < len(self.x):  # what is read of x, once: all of it may be much more
-            ids, every = named(every.src[:0], every, self.scratch, len(self.x), self.room is not None)
-            whole = Values(self.x[ids].float(), values.encoder, values.share)
+    def forward(self, conv: Attention, values: Values, own: Tensor | None, block: Block) -> Tensor:  # type: ignore[override]
+        rest = conv.rest(own)
+        if not values.share:  # a step with dropout calls this twice
+            self.flush()
+        full = self.full_block(block)
+        if values.share or full.num_edges < len(self.x):  # gather the rows that are read: all of x may be much more
+            ids, full = relabelled(full.src[:0], full, self.scratch, len(self.x), self.capacity is not None)
+            sources = Values(self.x[ids].float(), values.encoder, values.share)
         else:
-            whole = Values(self.x.float(), values.encoder)
-        ends = conv.ends(whole, own, every)
-        coef = attention(conv.scored(ends, every), every)
-        keeps = self.kept is not None and not values.share
-        if keeps:
-            whole = Values(whole.x, whole.encoder)  # of raw features, though scores may have needed h
-        sums = whole.summed(every, coef)
-        if keeps and self.training:
-            self.waiting = block.targets, sums.detach().flatten(1)
+            sources = Values(self.x.float(), values.encoder)
+        ends = conv.ends(sources, own, full)
+        coef = attention(conv.scored(ends, full), full)
+        stores = self.kept is not None and not values.share
+        if stores:
+            sources = Values(sources.x, sources.encoder)  # sums of x are stored, though scores may have needed h
+        sums = sources.summed(full, coef)
+        if self.kept is not None and stores and self.training:
+            self.kept.push_later(block.targets, sums.detach().flatten(1))  # the layer above still reads the old rows
 
         def total(kernel: Tensor | None) -> Tensor:
-            return self.total(whole, sums, every.ptr.diff() > 0, kernel)
+            return self.total(sources, sums, full.ptr.diff() > 0, kernel)
 
-        conv.note(lambda: certain(block, torch.zeros(block.num_edges, coef.shape[1], device=coef.device), total))
+        def messages() -> Messages:
+            zero = torch.zeros(block.num_edges, coef.shape[1], device=coef.device)
+            return zero_messages(block, zero, lambda: total(None))
+
+        conv.notify(messages)
         out = total(conv.kernel())
         return out if rest is None else out + rest
 
-    def total(self, values: Values, sums: Tensor, met: Tensor, kernel: Tensor | None) -> Tensor:
-        """W (E sums + e); the weights of a target that met no neighbour sum to 0."""
+    def total(self, values: Values, sums: Tensor, has_neighbours: Tensor, kernel: Tensor | None) -> Tensor:
+        """W (E sums + e); without e for targets without neighbours, whose weights sum to 0 instead of 1."""
         kernel, bias = values.joined(kernel)
         out = sums if kernel is None else mapped(sums, kernel)
-        return out if bias is None else out + met.view(-1, *[1] * (out.dim() - 1)) * bias
+        return out if bias is None else out + has_neighbours.view(-1, *[1] * (out.dim() - 1)) * bias
 
-    def keep(self, conv: Conv, dtype: torch.dtype, storage: Storage) -> None:
+    def store_sums(self, conv: Conv, dtype: torch.dtype, storage: Storage) -> None:
         kernel = conv.kernel()
         heads = kernel.shape[0] if kernel.dim() == 3 else 1
         self.kept = History(self.graph.num_nodes, heads * self.x.shape[1], dtype, storage)
 
     @property
-    def again(self) -> KeptSums | None:
-        return None if self.kept is None else KeptSums(self)
+    def stored_sum(self) -> StoredSums | None:
+        return None if self.kept is None else StoredSums(self)
 
     @property
-    def written(self) -> History | None:
+    def written_history(self) -> History | None:
         return self.kept
 
     @torch.no_grad()
-    def refresh(self, h: Tensor, conv: Attention, passed: bool) -> None:  # type: ignore[override]
-        """Form the sums of every node, at the start: later, steps do."""
-        self.settle()
-        if self.kept is None or passed or len(h) != len(self.kept.value):
+    def refresh(self, h: Tensor, conv: Attention, snapshots_only: bool) -> None:  # type: ignore[override]
+        """Form the sums of every node at the start; later, steps do."""
+        self.flush()
+        if self.kept is None or snapshots_only or len(h) != len(self.kept.value):
             return
         values, x = Values(h, shared=True), self.x.float()
         for nodes in torch.arange(len(h), device=h.device).split(1 << 12):
-            every = self.graph.in_edges(nodes)
-            coef = attention(conv.scored(conv.ends(values, h[nodes], every), every), every, "softmax")
-            self.kept.push(nodes, gather(x, every, coef).flatten(1))
-
-    def settle(self) -> None:
-        """Write what the last step formed: only now, as the layer above still read the old rows."""
-        if self.kept is not None and self.waiting is not None:
-            self.kept.push(*self.waiting)
-            self.waiting = None
+            full = self.graph.in_edges(nodes)
+            coef = attention(conv.scored(conv.ends(values, h[nodes], full), full), full, "softmax")
+            self.kept.push(nodes, gather(x, full, coef).flatten(1))
 
 
-class KeptSums(Sum):
-    """The first layer's sum of any nodes as it was last formed, from raw features; its maps are today's.
+class StoredSums(Sum):
+    """The first layer's sum of any nodes as stored by `ExactAttention`: sums of raw features, with the present E and W.
 
-    No neighbour is read, so that h of many nodes is made anew at the cost of two products, with the gradient of all
-    that the layer learns but its scores.
+    No neighbour is read, so h of many nodes is recomputed at the cost of two products; gradients reach everything that
+    the layer learns except its scores.
     """
 
     draws = False
@@ -589,57 +571,47 @@ class KeptSums(Sum):
         super().__init__()
         self.first, self.x = first, first.x
 
-    def forward(
-        self,
-        conv: Conv,
-        values: Values,
-        own: Tensor | None,
-        block: Block,
-        rest: Tensor | None = None,
-    ) -> Tensor:
-        first, nodes = self.first, block.targets
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        rest, first, nodes = conv.rest(own), self.first, block.targets
         assert first.kept is not None
         sums = first.kept.pull(nodes).unflatten(1, (-1, first.x.shape[1]))
-        met = first.graph.last[nodes] > first.graph.indptr[nodes]
-        out = first.total(Values(first.x, values.encoder), sums, met, conv.kernel())
+        has_neighbours = first.graph.last[nodes] > first.graph.indptr[nodes]
+        out = first.total(Values(first.x, values.encoder), sums, has_neighbours, conv.kernel())
         return out if rest is None else out + rest
 
 
-class ExactRows(OnGraph, Sum):
-    """The first layer over *all* neighbours where these have learnt rows: read as they are, each with its gradient.
+class ExactEmbeddings(OnGraph, Sum):
+    """The first layer over *all* neighbours where these have learnt embeddings instead of features.
 
-    A row whose gradient comes through drawn edges alone is often left where it is, and Adam, which measures every row's
-    steps by that row's own gradients, does not make up for it. Costs O(n) rows per target; no variance either way.
+    An embedding whose gradient comes from drawn edges alone is often not updated, and Adam, which scales the steps of
+    each row by that row's own gradients, does not make up for it. Costs O(n) rows per target; no variance in forward or
+    backward.
     """
 
-    draws = shaped = False
+    draws = fixed_shape = False
 
-    def __init__(self, graph: Graph, learnt: nn.Embedding):
+    def __init__(self, graph: Graph, table: nn.Embedding):
         super().__init__()
-        self.graph, self.tables = graph, [learnt]  # in a list: the model's own part, not this one's
+        self.graph, self.tables = graph, [table]  # in a list, so that it is not registered twice: the model owns it
 
-    def forward(
-        self,
-        conv: Conv,
-        values: Values,
-        own: Tensor | None,
-        block: Block,
-        rest: Tensor | None = None,
-    ) -> Tensor:
-        every = self.graph.in_edges(self.rows(block), compact=True)
-        total, messages = self.plain(conv, Values(self.tables[0](every.n_id), share=values.share), own, every, rest)
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        full = self.graph.in_edges(self.rows(block), compact=True)
+        total, messages = self.plain(conv, Values(self.tables[0](full.n_id), share=values.share), own, full)
 
-        def noted() -> Messages:
+        def drawn() -> Messages:
             sent = messages()
-            nothing = sent.coef.new_zeros(block.num_edges, *sent.coef.shape[1:])
-            return certain(block, nothing, lambda kernel: estimate(sent, mapped=False))
+            coef = sent.coef.new_zeros(block.num_edges, *sent.coef.shape[1:])
+            return zero_messages(block, coef, lambda: estimate(sent, mapped=False))
 
-        conv.note(noted)
+        conv.notify(drawn)
         return total
 
 
-class Formed(NamedTuple):
-    """A sum from a memory and a sample: with the sample's coefficients, and the messages that were left to chance."""
+# --- control variates ------------------------------------------------------------------------------------------------
+
+
+class Estimate(NamedTuple):
+    """A sum from a memory and a sample, the sample's coefficients, and the messages that were left to chance."""
 
     total: Tensor
     coef: Tensor
@@ -654,16 +626,16 @@ class Missing(NamedTuple):
 
 
 class Variate(OnGraph, Sum):
-    """What control variates share: H, an old h of every node (there are `nodes`), and the dial.
+    """What control variates share: H, an old h of each of the `nodes`, and `noise`.
 
-    `noise` in [0, 1]: 0 takes from the sample what H knows already, 1 leaves the sample alone; unbiased for each. It is
-    a tensor, so that a captured step follows it. Dropout is kept apart: memory and dial see the mean's h alone, and
-    what dropout adds is as large as over all neighbours (see `dropped_part`).
+    `noise` in [0, 1]: at 0 the sample estimates only h - H, at 1 all of h; both are unbiased. It is a tensor, so that a
+    captured step follows it. Dropout is separate: H and `noise` apply to h without dropout, and what dropout adds has
+    the variance of dropout over all neighbours (see `dropout_part`).
     """
 
-    parted = True
-    sums_up = False  # whether a snapshot keeps the sum of H over every node's neighbours, too
-    keeps = True  # whether H lies here
+    separates_dropout = True
+    stores_sums = False  # whether a snapshot also holds the sum of H over every node's neighbours
+    stores_h = True  # whether H is stored here
     noise: Tensor
 
     def __init__(
@@ -680,15 +652,14 @@ class Variate(OnGraph, Sum):
         super().__init__()
         self.graph, self.kind = graph, one_of(kind, ("history", "snapshot"), "kind")
         self.nodes = graph.num_nodes if nodes is None else nodes
-        form = History if passes else SeenHistory
+        form = History if passes else LazyHistory
         if not passes:  # nodes that are seen first make room for themselves
-            self.shaped = self.roomy = False
-        self.history = form(self.nodes if self.keeps else 0, width, dtype, storage)
+            self.fixed_shape = self.takes_capacity = False
+        self.history = form(self.nodes if self.stores_h else 0, width, dtype, storage)
         noise = between(noise, 0.0, 1.0, "noise")
         self.register_buffer("noise", torch.tensor(noise, device=graph.device), persistent=False)
-        kept = self.sums_up and kind == "snapshot"
-        self.sums = History(graph.num_nodes, width, dtype, storage) if kept else None
-        self.waiting: tuple[Tensor, Tensor] | None = None  # rows for the history, see `settle`
+        stores_sums = self.stores_sums and kind == "snapshot"
+        self.sums = History(graph.num_nodes, width, dtype, storage) if stores_sums else None
         self.scratch = ops.Scratch()
 
     @property
@@ -696,63 +667,52 @@ class Variate(OnGraph, Sum):
         return self.noise
 
     @property
-    def written(self) -> History | None:
-        return self.history if self.keeps and self.kind == "history" else None
+    def written_history(self) -> History | None:
+        return self.history if self.stores_h and self.kind == "history" else None
 
     @property
     def trust(self) -> Tensor:
-        """1 - noise: how much of the control variate is taken."""
+        """1 - noise: the coefficient of the control variate."""
         return 1.0 - self.noise
 
-    def forward(
-        self,
-        conv: Conv,
-        values: Values,
-        own: Tensor | None,
-        block: Block,
-        rest: Tensor | None = None,
-    ) -> Tensor:
-        return mapped(self.total(conv, values, own, block), conv.kernel(), self.known(conv, block, rest))
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        rest = conv.rest(own)
+        return mapped(self.total(conv, values, own, block), conv.kernel(), self.constant_part(conv, block, rest))
 
-    def known(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
-        """What joins the sum and is not left to chance."""
+    def constant_part(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
+        """What is added to W times the sum, whatever is drawn."""
         return rest
 
     def total(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
-        """The sum of a_ij h_j: of the mean's h from the memory and the sample, then dropout's part, if there is one."""
+        """The sum of a_ij h_j: of h without dropout from the memory and the sample, plus dropout's part if any."""
         mean = values if values.mean is None else values.mean
         if own is not None and mean is not values:
             own = mean.rows(block.num_dst)
-        made = mean.once("formed", lambda: self.formed(conv, mean, own, block))  # the mean goes on to the next layer
-        conv.note(made.messages)
-        return made.total if mean is values else made.total + self.dropped(conv, values, block, made.coef)
+        # once: the forward pass without dropout runs this layer too, to reach the next one
+        made = mean.once("estimate", lambda: self.estimated(conv, mean, own, block))
+        conv.notify(made.messages)
+        return made.total if mean is values else made.total + self.dropout_sum(conv, values, block, made.coef)
 
-    def dropped(self, conv: Conv, values: Values, block: Block, coef: Tensor) -> Tensor:
+    def dropout_sum(self, conv: Conv, values: Values, block: Block, coef: Tensor) -> Tensor:
         """What dropout adds."""
-        return dropped_part(values, block, coef)
+        return dropout_part(values, block, coef)
 
-    def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
+    def estimated(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Estimate:
         """The sum from the memory and the sample, without dropout."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def refresh(self, h: Tensor, conv: Conv, passed: bool) -> None:
-        """Take h of every node, unless it is another graph's; a history has newer rows than an epoch's end would."""
-        self.settle()
-        if len(h) == len(self.history.value) and not (passed and self.kind == "history"):
-            self.take(h, conv)
+    def refresh(self, h: Tensor, conv: Conv, snapshots_only: bool) -> None:
+        """Store h of every node, unless it is another graph's."""
+        self.flush()
+        if len(h) == len(self.history.value) and not (snapshots_only and self.kind == "history"):
+            self.store(h, conv)
 
-    def take(self, h: Tensor, conv: Conv) -> None:
+    def store(self, h: Tensor, conv: Conv) -> None:
         self.history.value.copy_(h)
 
-    def settle(self) -> None:
-        """Write what the last step saw: only now, as its backward pass still read the old rows."""
-        if self.waiting is not None:
-            self.history.push(*self.waiting)
-            self.waiting = None
-
-    def _remembered(self) -> dict[str, Tensor]:
-        return {**super()._remembered(), "noise": self.noise}
+    def _stored(self) -> dict[str, Tensor]:
+        return {**super()._stored(), "noise": self.noise}
 
 
 class ControlVariate(Variate):
@@ -763,13 +723,13 @@ class ControlVariate(Variate):
     its sums date from the last pass over the whole graph, and the second sum is one row.
     """
 
-    sums_up = True
-    missing: Missing | None = None  # what a snapshot that waits has not been asked for yet
+    stores_sums = True
+    missing: Missing | None = None  # of a snapshot that is filled on demand, what is not filled yet
 
-    def formed(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Formed:
+    def estimated(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Estimate:
         nodes, h = self.rows(block), values.rows()
         if self.missing is not None:
-            self.form(values, nodes, block.n_id)
+            self.fill(values, nodes, block.n_id)
         trust, coef = self.trust, block.weight * block.scale
         change, square = self.history.change(block.n_id, h, trust)
         if self.sums is None:
@@ -778,44 +738,42 @@ class ControlVariate(Variate):
             total = gather(change, block, coef, (self.sums.value, nodes, trust))
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)
-        return Formed(total, coef, lambda: Messages(block, coef, Values(change, square=square), total=lambda: total))
+        return Estimate(total, coef, lambda: Messages(block, coef, Values(change, square=square), total=lambda: total))
 
-    def known(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
-        return conv.beside(rest, edge_sums(self.graph, self.rows(block)))
+    def constant_part(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
+        return conv.with_edge_sums(rest, edge_sums(self.graph, self.rows(block)))
 
-    def wait(self) -> bool:
+    def fill_on_demand(self) -> bool:
         if self.sums is None or not ops.may_wait(self.history.value):
             return False
         self.missing = Missing(torch.ones(self.nodes, dtype=torch.bool), torch.ones(self.nodes, dtype=torch.bool))
         return True
 
     @torch.no_grad()
-    def form(self, values: Values, targets: Tensor, sources: Tensor) -> None:
-        """H of these sources and the sums of these targets, as far as they are missing, by today's weights.
+    def fill(self, values: Values, targets: Tensor, sources: Tensor) -> None:
+        """H of these sources and the sums of these targets, where they are missing, by the present weights.
 
-        A row is made once and stays until the next pass, so that sums and rows agree.
+        A row is filled once and stays until the next pass, so that sums and rows agree.
         """
-        assert self.missing is not None and self.sums is not None and values.anew is not None
-        sums = self.missing.sums
-        new = targets[sums[targets]].unique()
-        sums[new] = False
-        edges = self.graph.edges
+        assert self.missing is not None and self.sums is not None and values.recompute is not None
+        missing = self.missing.sums
+        new = targets[missing[targets]].unique()
+        missing[new] = False
         for some in new.split(1 << 10):
-            self.graph.soon(some)
-            place = ops.spans(edges.begin[some], edges.last[some] - edges.begin[some])[1]
-            self._form_rows(values.anew, edges.indices[place].long())
+            self.graph.prefetch(some)
+            self._fill_rows(values.recompute, self.graph.sources_of(some))
             self.sums.push(some, self.history.sums(self.graph, some))
-        self._form_rows(values.anew, sources)
+        self._fill_rows(values.recompute, sources)
 
-    def _form_rows(self, anew: Callable[[Tensor], Tensor], nodes: Tensor) -> None:
+    def _fill_rows(self, recompute: Callable[[Tensor], Tensor], nodes: Tensor) -> None:
         assert self.missing is not None
-        rows = self.missing.rows
-        for some in nodes[rows[nodes]].unique().split(1 << 14):
-            self.history.push(some, anew(some))
-            rows[some] = False
+        missing = self.missing.rows
+        for some in nodes[missing[nodes]].unique().split(1 << 14):
+            self.history.push(some, recompute(some))
+            missing[some] = False
 
-    def take(self, h: Tensor, conv: Conv) -> None:
-        super().take(h, conv)
+    def store(self, h: Tensor, conv: Conv) -> None:
+        super().store(h, conv)
         self.missing = None
         if self.sums is not None:
             for nodes in torch.arange(len(self.sums.value), device=h.device).split(1 << 14):
@@ -823,27 +781,27 @@ class ControlVariate(Variate):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.missing = None
-        if "missing.rows" in state and not self.wait():
+        if "missing.rows" in state and not self.fill_on_demand():
             raise InputError("`device` must be the CPU to go on from a first epoch on a CPU, got another")
         super().restore(state)
 
-    def _remembered(self) -> dict[str, Tensor]:
-        waits = {} if self.missing is None else {f"missing.{k}": t for k, t in self.missing._asdict().items()}
-        return {**super()._remembered(), **waits}
+    def _stored(self) -> dict[str, Tensor]:
+        missing = {} if self.missing is None else {f"missing.{k}": t for k, t in self.missing._asdict().items()}
+        return {**super()._stored(), **missing}
 
 
 def corrected(
-    whole: Tensor, new: Tensor, gone: Tensor, every: Block, block: Block, trust: Tensor
+    full_old: Tensor, new: Tensor, old: Tensor, full: Block, block: Block, trust: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser, from scores."""
+    """From scores: e^score of all neighbours as stored, of the sample as it is and as stored, and the normaliser."""
     n, scale = block.num_dst, block.scale.unsqueeze(1)
-    top = torch.maximum(segment_max(whole.detach(), every.dst, n), segment_max(new.detach(), block.dst, n))
-    whole = trust * every.scale.unsqueeze(1) * (whole - top[every.dst]).exp()
+    top = torch.maximum(segment_max(full_old.detach(), full.dst, n), segment_max(new.detach(), block.dst, n))
+    full_old = trust * full.scale.unsqueeze(1) * (full_old - top[full.dst]).exp()
     new = scale * (new - top[block.dst]).exp()
-    gone = trust * scale * (gone - top[block.dst]).exp()
-    base = segment_sum(whole, every.dst, n)
-    den = base + segment_sum(new - gone, block.dst, n)
-    return whole, new, gone, torch.maximum(den, LEAST * base).clamp(min=1e-30)
+    old = trust * scale * (old - top[block.dst]).exp()
+    base = segment_sum(full_old, full.dst, n)
+    den = base + segment_sum(new - old, block.dst, n)
+    return full_old, new, old, torch.maximum(den, MIN_SHARE * base).clamp(min=1e-30)
 
 
 class AttentionVariate(AllNeighboursSum, Variate):
@@ -853,78 +811,81 @@ class AttentionVariate(AllNeighboursSum, Variate):
     w = e^score from h and w' = (1 - noise) e^score from H. Scores take the current parameters, so that only H is old.
     """
 
-    def formed(  # type: ignore[override]
+    def estimated(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
-    ) -> Formed:
-        self.settle()
-        ids, every = named(block.n_id, self.every(block), self.scratch, self.nodes, self.room is not None)
-        h, before = values.rows(), self.recalled(values, ids)
-        old = before[: block.num_src]
+    ) -> Estimate:
+        self.flush()
+        ids, full = relabelled(block.n_id, self.full_block(block), self.scratch, self.nodes, self.capacity is not None)
+        h, full_old_h = values.rows(), self.old_rows(values, ids)
+        old_h = full_old_h[: block.num_src]
         ends = conv.ends(values, own, block)
-        then = Ends(ends.s, conv.source(Values(before))[0])
-        stale = ends._replace(t=then.t[: block.num_src], by_edge=False)
-        whole, new, gone, den = self.normalised(conv, ends, stale, then, block, every)
-        num = gather(before, every, whole) + gather(h, block, new) - gather(old, block, gone)
+        full_old_ends = Ends(ends.s, conv.source(Values(full_old_h))[0])
+        old_ends = ends._replace(t=full_old_ends.t[: block.num_src], by_edge=False)
+        full_old, new, old, den = self.normalised(conv, ends, old_ends, full_old_ends, block, full)
+        num = gather(full_old_h, full, full_old) + gather(h, block, new) - gather(old_h, block, old)
         total = num / den.unsqueeze(-1)
-        new, gone = new / den[block.dst], gone / den[block.dst]
-        if self.training and self.written is not None:
-            self.waiting = block.n_id, h.detach()
-        return Formed(
+        new, old = new / den[block.dst], old / den[block.dst]
+        if self.training and self.written_history is not None:
+            self.history.push_later(block.n_id, h.detach())  # the backward pass still reads the old rows
+        return Estimate(
             total,
             new,
-            lambda: Messages(block, new, values, ends=ends, old=(gone.detach(), old.detach()), total=lambda: total),
+            lambda: Messages(block, new, values, ends=ends, old=(old.detach(), old_h.detach()), total=lambda: total),
         )
 
-    def recalled(self, values: Values, ids: Tensor) -> Tensor:
+    def old_rows(self, values: Values, ids: Tensor) -> Tensor:
         """H of some nodes."""
         return self.history.pull(ids)
 
-    def normalised(self, conv: Attention, ends: Ends, stale: Ends, then: Ends, block: Block, every: Block):
-        """e^score of all neighbours as stored, of the sample as it is and as stored; and the normaliser."""
-        whole, new, gone = (conv.scored(e, b) for e, b in ((then, every), (ends, block), (stale, block)))
-        return corrected(whole, new, gone, every, block, self.trust)
+    def normalised(
+        self, conv: Attention, ends: Ends, old_ends: Ends, full_old_ends: Ends, block: Block, full: Block
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`corrected` by the scores of these ends."""
+        pairs = ((full_old_ends, full), (ends, block), (old_ends, block))
+        full_old, new, old = (conv.scored(e, b) for e, b in pairs)
+        return corrected(full_old, new, old, full, block, self.trust)
 
 
 class AttentionScores(AttentionVariate):
     """The normaliser over all neighbours from t alone, a few numbers per node; values from the sample alone.
 
     den = sum over all of w' + sum over S of scale (w - w'), w' from the t_j last seen; the output is
-    sum over S of scale w h_j / den. 4 bytes per node and head where a history keeps 4 per unit of width.
+    sum over S of scale w h_j / den. 4 bytes per node and head where a history has 4 per unit of width.
     """
 
     def __init__(self, graph: Graph, heads: int, noise: float = 0.0, storage: Storage = MEMORY):
         super().__init__(graph, heads, "history", torch.float32, noise, storage)
 
-    def formed(  # type: ignore[override]
+    def estimated(  # type: ignore[override]
         self, conv: Attention, values: Values, own: Tensor | None, block: Block
-    ) -> Formed:
-        every = self.every(block)
+    ) -> Estimate:
+        full = self.full_block(block)
         ends = conv.ends(values, own, block)
-        then = Ends(ends.s, self.history.value)
-        stale = ends._replace(t=self.history.pull(block.n_id), by_edge=False)
-        _, new, _, den = self.normalised(conv, ends, stale, then, block, every)
+        full_old_ends = Ends(ends.s, self.history.value)
+        old_ends = ends._replace(t=self.history.pull(block.n_id), by_edge=False)
+        _, new, _, den = self.normalised(conv, ends, old_ends, full_old_ends, block, full)
         coef = new / den[block.dst]
         total = gather(values.rows(), block, coef)
         if self.training:
             self.history.push(block.n_id, ends.t)
-        return Formed(total, coef, lambda: Messages(block, coef, values, ends=ends))
+        return Estimate(total, coef, lambda: Messages(block, coef, values, ends=ends))
 
-    def take(self, h: Tensor, conv: Attention) -> None:  # type: ignore[override]
+    def store(self, h: Tensor, conv: Attention) -> None:  # type: ignore[override]
         self.history.value.copy_(conv.source(Values(h))[0])
 
 
 class AttentionSums(AttentionVariate):
-    """The same over an exact first layer: H is made anew from the sums that the first layer keeps, with gradients.
+    """The same over an exact first layer: H is recomputed from the sums that the first layer stores, with gradients.
 
-    Only the first layer's attention weights are old in it, so that little is left to the sample, and gradients reach
-    the first layer's maps and the encoder through all neighbours instead of the drawn ones alone.
+    Only the first layer's attention weights are old in it, so the sample has little left to correct, and gradients
+    reach the first layer's maps and the encoder through all neighbours instead of the drawn ones alone.
     """
 
-    keeps, below = False, True
+    stores_h, needs_recompute = False, True
 
-    def recalled(self, values: Values, ids: Tensor) -> Tensor:
-        assert values.anew is not None
-        return values.anew(ids)
+    def old_rows(self, values: Values, ids: Tensor) -> Tensor:
+        assert values.recompute is not None
+        return values.recompute(ids)
 
 
 # --- by name ---------------------------------------------------------------------------------------------------------
@@ -943,34 +904,12 @@ def dial(noise: float | Sequence[float], layers: int) -> list[float]:
     return [between(n, 0.0, 1.0, "noise") for n in each]
 
 
-def build(
-    estimator: str,
-    widths: Sequence[int],
-    noise: float | Sequence[float],
-    exact: Callable[[], Sum],
-    variate: Callable[[int, str, float], Sum],
-) -> nn.ModuleDict:
-    """The memories of an estimator's name, by layer; `widths` are those of the layers' inputs.
-
-    `exact()` makes the first layer's, `variate(width, kind, noise)` that of another.
-    """
-    *parts, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
-    each, memories = dial(noise, len(widths)), {}
-    if "exact" in (*parts, kind):
-        memories["0"] = exact()
-    if controlled(kind):
-        for layer in range(len(memories), len(widths)):
-            of = "history" if kind == "sums" and layer > 1 else kind  # higher up, what is summed changes itself
-            memories[str(layer)] = variate(widths[layer], of, each[layer])
-    return nn.ModuleDict(memories)
-
-
-def sum_of_all(conv: Conv, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False) -> Sum:
+def make_exact(conv: Conv, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False) -> Sum:
     """The exact first layer of such a convolution; `drops`: the model drops inputs in training."""
     return ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage, drops)
 
 
-def sum_with_variate(
+def make_variate(
     conv: Conv,
     graph: Graph,
     width: int,
@@ -981,7 +920,7 @@ def sum_with_variate(
     nodes: int | None = None,
     passes: bool = True,
 ) -> Variate:
-    """A sum with a memory of this kind for such a convolution; unless `passes` are made, a history begins empty."""
+    """A control variate of this kind for such a convolution; without `passes`, a history starts empty."""
     if kind in ("scores", "sums") and not conv.attends:
         raise InputError(f"`estimator` must not remember {kind} for a model without attention, got {kind}")
     if kind == "sums":
@@ -994,7 +933,7 @@ def sum_with_variate(
 
 
 def edge_sums(graph: Graph, rows: Tensor) -> Tensor | None:
-    """Sums over whole rows of weight * features of the edge: constants, whatever is drawn. None without features."""
+    """Sums over whole rows of weight * edge features, which do not depend on the draw. None without features."""
     return None if graph.attr_sums is None else graph.attr_sums[rows]
 
 
@@ -1008,7 +947,7 @@ def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 
     """A x for every row of the graph, in chunks; x has a row for every source. `squared`: of squared weights and x."""
     check_sources(graph, x)
     edges = graph.edges
-    if squared and not edges.mean:  # kernels that know no squares sum squared rows
+    if squared and not edges.mean:  # only kernels for mean weights square by themselves
         if edges.weight is not None:
             edges = edges._replace(weight=edges.weight.square())
         square = storage.empty(tuple(x.shape), x.dtype, x.device)
@@ -1017,6 +956,6 @@ def full_sums(graph: Graph, x: Tensor, storage: Storage = MEMORY, rows: int = 1 
         x = square
     out = storage.empty((graph.num_rows, *x.shape[1:]), x.dtype, x.device)
     for nodes in torch.arange(graph.num_rows, device=x.device).split(rows):
-        graph.soon(nodes)
+        graph.prefetch(nodes)
         out[nodes] = ops.full_sum(x, edges, nodes, squared and edges.mean)
     return out

@@ -16,7 +16,7 @@ from adahop.capture import products, steps
 from adahop.checkpoint import Checkpoints, agree
 from adahop.checks import count, fields, function, of_kind, one_of, room_for
 from adahop.config import LATER, Config, as_said
-from adahop.distributed import Alone
+from adahop.distributed import Strategy
 from adahop.graph import Graph
 from adahop.metrics import METRICS
 from adahop.ops import random
@@ -31,11 +31,15 @@ JUDGED = 3  # names the random stream of the nodes that are evaluated, where not
 
 
 def evaluate(
-    model: models.GNN, data: NodeData, graph: Graph | None = None, metric: str | None = None, team: Alone | None = None
+    model: models.GNN,
+    data: NodeData,
+    graph: Graph | None = None,
+    metric: str | None = None,
+    strategy: Strategy | None = None,
 ) -> dict[str, float]:
     """The metric on each split, from every neighbour: evaluation never samples and never updates a policy."""
     graph = data.graph.normalized(*model.graph) if graph is None else graph
-    return Judged(model, data, graph, metric or data.metric, team or Alone()).scores()
+    return Judged(model, data, graph, metric or data.metric, strategy or Strategy()).scores()
 
 
 class Judged:
@@ -44,10 +48,10 @@ class Judged:
     rows: slice | Tensor
 
     def __init__(
-        self, model: models.GNN, data: NodeData, graph: Graph, metric: str, team: Alone, some: int | None = None
+        self, model: models.GNN, data: NodeData, graph: Graph, metric: str, strategy: Strategy, some: int | None = None
     ):
-        self.data, self.metric, self.team = data, metric, team
-        parts = team.parts(graph)
+        self.data, self.metric, self.strategy = data, metric, strategy
+        parts = strategy.parts(graph)
         if some is None:
             self.out = model.inference(graph, data.x, parts=parts)
             self.rows = slice(None) if parts is None else slice(*parts.rows)
@@ -59,7 +63,7 @@ class Judged:
 
     def score(self, mask: Tensor) -> float:
         mask = mask[self.rows]
-        return self.team.score(self.metric, self.out[mask], self.data.y[self.rows][mask])
+        return self.strategy.score(self.metric, self.out[mask], self.data.y[self.rows][mask])
 
     def scores(self) -> dict[str, float]:
         """On each split."""
@@ -126,13 +130,13 @@ class Kept:
     def __init__(self, run: Run, checkpoints: Checkpoints):
         self.run, self.checkpoints = run, checkpoints
         state = checkpoints.take()
-        least = run.team.least(state["result"]["steps"] if state else 0)
+        least = run.strategy.common_step(state["result"]["steps"] if state else 0)
         if state is not None and state["result"]["steps"] > least:
             state = checkpoints.until(least)
         if state is not None:
             agree(self.identity, {**LATER, **as_said(state.pop("identity"))})
             run.load_state_dict(state)
-        run.team.resumed(run)
+        run.strategy.after_resume(run)
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -140,7 +144,7 @@ class Kept:
         return self.run.identity()
 
     def save(self, end: bool = False) -> None:
-        if self.run.team.agreed(self.checkpoints.due(self.run.result.steps, end)):
+        if self.run.strategy.checkpoint_due(self.checkpoints.due(self.run.result.steps, end)):
             self.checkpoints.save({"identity": self.identity, **self.run.state_dict()})
 
 
@@ -172,7 +176,9 @@ def _go(run: Run, on_epoch: Callable, after: Callable, kept: Kept | None) -> Res
             run.steps = made[run.sampler]
             _epoch(run, after)
             with run.average.applied(), room_for("evaluation with every neighbour"):
-                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team, run.config.judged)
+                judged = Judged(
+                    run.model, run.data, run.sampler.graph, run.data.metric, run.strategy, run.config.judged
+                )
                 row = run.closed(judged.scores())
             if run.race is not None:
                 run.race.judged(run, row["val"], judged.without_groups)

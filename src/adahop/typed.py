@@ -35,7 +35,7 @@ Relation = tuple[str, str, str]  # (source type, name, target type)
 class Types(NamedTuple):
     """Nodes of several types, one after the other in one range of ids, and relations between them.
 
-    A row is (relation, target): only rows with edges are stored, those of a target side by side (with one type and one
+    A row is (relation, target): only rows with edges are stored, those of a target contiguous (with one type and one
     relation, all of them: a row is then a node, as in a graph without types).
     """
 
@@ -65,14 +65,14 @@ class Types(NamedTuple):
         return [(place[source], place[target]) for source, _, target in self.relations]
 
     def number(self, relation: Relation | str, what: str = "relation") -> int:
-        """The number of a relation, named in full or, where that is clear, by its middle name alone."""
+        """The number of a relation, named in full or, where that is unambiguous, by its middle name alone."""
         if isinstance(relation, str):
-            alike = [i for i, known in enumerate(self.relations) if relation in (known[1], "__".join(known))]
-            if len(alike) > 1:
-                both = " and ".join(str(self.relations[i]) for i in alike[:2])
+            named = [i for i, known in enumerate(self.relations) if relation in (known[1], "__".join(known))]
+            if len(named) > 1:
+                both = " and ".join(str(self.relations[i]) for i in named[:2])
                 raise InputError(f"`{what}` must be named in full where several share a name, {both}, got '{relation}'")
-            if alike:
-                return alike[0]
+            if named:
+                return named[0]
         elif isinstance(relation, Sequence) and tuple(relation) in self.relations:
             return self.relations.index(tuple(relation))  # type: ignore[arg-type]
         raise unknown(relation, self.relations, what)
@@ -117,10 +117,10 @@ class Types(NamedTuple):
     def batch(
         self, blocks: Sequence[Block], merged: tuple[Tensor, list[Tensor], list[int]] | None = None
     ) -> TypedBatch:
-        """Some blocks, input layer first, as PyG has them: ids by type, edges by relation.
+        """Some blocks, input layer first, as in PyG: ids by type, edges by relation.
 
-        `merged` says how nodes are numbered where a batch has numbers of its own: its n_id, and hop after hop from the
-        seeds on the edges in these numbers and how many nodes were new, the seeds first.
+        `merged` is given where a batch numbers its nodes as a whole: its n_id, the edges of each hop in these numbers,
+        and the number of new nodes in each hop, from the seeds on.
         """
         hops = list(reversed(blocks))
         if merged is None:
@@ -135,7 +135,7 @@ class Types(NamedTuple):
         local[order] = torch.arange(order.numel(), device=order.device) - pointer(size)[kind[order]]
         by_type = order.split(size.tolist())
         of_node = [torch.bincount(k, minlength=many).tolist() for k in kind.split(found)]
-        relation = [_relation(b) for b in hops]
+        relation = [b.edge_relation() for b in hops]
         place, ptr = by_relation(torch.cat(relation), len(self.relations))
         both = torch.cat(edges, 1)[:, place]
         e_id = torch.cat([b.e_id for b in hops])[place]
@@ -186,9 +186,10 @@ class EdgeFeatures(NamedTuple):
 class TypedBatch(NamedTuple):
     """A batch by type and relation, nodes and edges in the order of the hops that found them.
 
-    Every type and relation has an entry, an empty one where nothing was drawn. `node` and `edge` lead back: of what
-    holds one row per node of the batch, `rows[batch.node[type]]` are those of a type, and of what holds one entry per
-    drawn edge, hop after hop from the seeds on, `entries[batch.edge[relation]]` are those of a relation.
+    Every type and relation has an entry, an empty one where nothing was drawn. `node` and `edge` are places in the
+    batch: `rows[batch.node[type]]` selects the nodes of a type from a tensor with a row per node of the batch, and
+    `entries[batch.edge[relation]]` the edges of a relation from one with an entry per drawn edge, hop after hop from
+    the seeds on.
     """
 
     n_id: dict[str, Tensor]  # ids in the type's own range
@@ -206,20 +207,13 @@ class TypedBatch(NamedTuple):
         return {r: slice(*pair) for r, pair in zip(self.e_id, itertools.pairwise(ends), strict=True)}
 
     def by_relation(self, values: Sequence[Tensor]) -> dict[Relation, Tensor]:
-        """One tensor per block, input layer first, as one per relation: `[b.scale for b in blocks]`, for instance."""
+        """From one tensor per block, input layer first, such as `[b.scale for b in blocks]`, to one per relation."""
         joined = torch.cat(list(reversed(values)))
         return {r: joined[at] for r, at in self.edge.items()}
 
 
-def _relation(block: Block) -> Tensor:
-    """[M] the relation of each edge of a block; a block of a layer that was skipped has none."""
-    if block.relation is None or block.row_ptr is None:
-        return block.e_id.new_zeros(block.num_edges)
-    return block.relation.repeat_interleave(block.row_ptr.diff(), output_size=block.num_edges)
-
-
 def by_relation(relation: Tensor, relations: int) -> tuple[Tensor, Tensor]:
-    """(order, ptr): places sorted by relation, as they came within one, and where each relation starts."""
+    """(order, ptr): places sorted by relation, stable, and where each relation starts."""
     return torch.argsort(relation, stable=True), pointer(torch.bincount(relation, minlength=relations))
 
 
@@ -257,7 +251,7 @@ class Edged(NamedTuple):
 
 
 def check_relations(num_nodes: Any, edge_index: Any, weight: Any = None, edge_attr: Any = None) -> Edged:
-    """Dictionaries as users have them; everything is checked before anything is built."""
+    """The user's dictionaries, checked."""
     if not isinstance(num_nodes, Mapping) or not num_nodes or not all(isinstance(t, str) for t in num_nodes):
         raise KindError(f"`num_nodes` must be a dict from node types to counts, got {type(num_nodes).__name__}")
     if not isinstance(edge_index, Mapping) or not edge_index:

@@ -16,9 +16,9 @@ from adahop.messages import HasListeners, Messages, Reading, energy
 def watch(model: nn.Module, reads: Reading | None = energy) -> Iterator[list[Tensor]]:
     """Collect the energy |m_ij|^2 of each layer's messages, in the order the layers run.
 
-    `reads` says what is wanted of the messages, see a sampler's `reads`; all but `energy` need our own layers, and None
-    wants nothing. Our own layers hand their messages over, those of unmodified PyG layers are read by a hook. A layer
-    that passes none is an error: the sampler would never learn of it.
+    `reads` is the function of the messages to collect, see a sampler's `reads`; None collects nothing. Our own layers
+    hand over their messages; unmodified PyG layers have a hook, and allow `energy` only. A layer that passes no
+    messages is an error, as the sampler would never learn its energies.
 
     >>> import torch; from torch_geometric.nn import GCNConv
     >>> conv = GCNConv(2, 2, add_self_loops=False)
@@ -48,7 +48,7 @@ def watch(model: nn.Module, reads: Reading | None = energy) -> Iterator[list[Ten
 
 @contextlib.contextmanager
 def listen(conv: HasListeners, listener: Callable[[Messages], None]) -> Iterator[None]:
-    """Inside, one of our layers hands its messages to the listener, beside those that it has."""
+    """Inside, one of our layers hands its messages to this listener, too."""
     conv.listeners.append(listener)
     try:
         yield
@@ -70,9 +70,9 @@ def _layers(model: nn.Module, reads: Reading) -> dict[str, Any]:
             found[name] = m
     if not found:
         raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
-    strange = [m for m in found.values() if not hasattr(m, "listeners")]
-    if strange and reads is not energy:
-        raise ValueError(f"`reads` must be `energy` for PyG's {type(strange[0]).__name__}, got {reads.__name__}")
+    of_pyg = [m for m in found.values() if not hasattr(m, "listeners")]
+    if of_pyg and reads is not energy:
+        raise ValueError(f"`reads` must be `energy` for PyG's {type(of_pyg[0]).__name__}, got {reads.__name__}")
     return found
 
 

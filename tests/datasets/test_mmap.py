@@ -20,7 +20,7 @@ from adahop.cli import main
 from adahop.convert import convert
 from adahop.datasets import load
 from adahop.distributed import Shard
-from adahop.mapped import Folder, graph_of, opened, read, save
+from adahop.mapped import Folder, graph_of, open_array, read, save
 from adahop.mapped.data import save_graph
 from adahop.mapped.looped import LoopedGraph
 from adahop.methods import METHODS, Method
@@ -191,7 +191,7 @@ def test_places_past_2_31(tmp_path):
             f.seek(-values.nbytes, os.SEEK_END)
             f.write(values.tobytes())
     indptr = torch.tensor([0, start, start + n] + [start + n] * n)
-    graph = Graph(indptr, opened(tmp_path / "indices.npy"), None, None, indptr[:-1].clone())
+    graph = Graph(indptr, open_array(tmp_path / "indices.npy"), None, None, indptr[:-1].clone())
     assert graph.num_edges > 2**31
     sampler = make("graphsage", graph, [k], draw="systematic")
     block = sampler.sample([1, 0])[0]
@@ -199,7 +199,7 @@ def test_places_past_2_31(tmp_path):
     assert int(ours.sum()) == k and bool((block.pos[ours] >= start).all()) and torch.equal(block.e_id, block.pos)
     assert torch.equal(block.n_id[block.src][ours], block.pos[ours] - start + 2)
     assert bool((block.n_id[block.src][~ours] == 0).all())
-    weights = opened(tmp_path / "weight.npy")
+    weights = open_array(tmp_path / "weight.npy")
     static = make("graphsage", Graph(indptr, graph.indices, weights, None, graph.first), [k], policy="static")
     block = static.sample([1])[0]
     assert bool((block.pos >= start + n // 2).all())  # the first half has weight 0
@@ -214,7 +214,7 @@ def test_stored_loops_past_2_31(tmp_path):
         f.seek(-4 * (1 + 2 * n), os.SEEK_END)
         f.write(np.arange(1, 2 + n, dtype=np.int32).tobytes() + np.arange(2, 2 + n, dtype=np.int32).tobytes())
     sizes = torch.tensor([start, 1 + n] + [1] * n)
-    arrays = {"indptr": pointer(sizes), "indices": opened(tmp_path / "indices.npy")}
+    arrays = {"indptr": pointer(sizes), "indices": open_array(tmp_path / "indices.npy")}
     arrays["first"] = arrays["indptr"][:-1] + 1
     graph = LoopedGraph(tmp_path, arrays, "large", mean=True)
     true = start + 1 + 2 * n - (2 + n)

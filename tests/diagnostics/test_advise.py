@@ -28,8 +28,8 @@ def test_what_learning_can_take_away():
         size = g.weight[part].double() * h[g.indices[part].long()].double().norm(dim=1)
         best += float(size.sum() ** 2)
         even += len(size) * float(size.square().sum())
-    assert advice.at_most(g, h) == pytest.approx(1 - best / even, rel=1e-4)
-    assert advice.at_most(Graph.from_edge_index(torch.empty(2, 0), num_nodes=3), torch.ones(3, 2)) == 0.0
+    assert advice.max_reduction(g, h) == pytest.approx(1 - best / even, rel=1e-4)
+    assert advice.max_reduction(Graph.from_edge_index(torch.empty(2, 0), num_nodes=3), torch.ones(3, 2)) == 0.0
 
 
 def test_homophily_of_training_labels():
@@ -46,7 +46,7 @@ def test_homophily_of_training_labels():
 
 def test_several_labels_overlap():
     a, b = torch.tensor([[1.0, 1, 0], [0, 0, 1]]), torch.tensor([[1.0, 0, 0], [0, 0, 1]])
-    assert advice._alike(a, b) == pytest.approx((0.5 + 1.0) / 2)
+    assert advice._agreement(a, b) == pytest.approx((0.5 + 1.0) / 2)
 
 
 def test_it_recommends_one_of_its_candidates(monkeypatch):

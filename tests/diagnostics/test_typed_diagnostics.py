@@ -120,7 +120,7 @@ def test_bounds_per_relation():
     data = typed_data()
     model = build("rgcn", data)
     graph = data.graph.normalized(*model.graph)
-    (first, _) = advice.room_of_learning(model, graph, data.x)
+    (first, _) = advice.learnable_share(model, graph, data.x)
     assert list(first) == ["__".join(r) for r in RELATIONS]
     size = encoded(model, data).detach().norm(dim=1)
     kind, dst = graph.types.relation[graph.row()], graph.dst()

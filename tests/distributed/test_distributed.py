@@ -17,8 +17,8 @@ import torch
 import adahop
 import ranks
 from adahop.datasets import load
-from adahop.distributed import Shard, team, write_shards
-from adahop.mapped import opened
+from adahop.distributed import Shard, strategy, write_shards
+from adahop.mapped import open_array
 from adahop.methods import METHODS
 from adahop.train import evaluate
 
@@ -86,7 +86,7 @@ def test_prefetch_keeps_ranks_equal(seen):
 
 
 def test_alone_nothing_changes():
-    here = team()
+    here = strategy()
     assert (here.rank, here.size, here.total(2.0), here.parts(None)) == (0, 1, [2.0], None)
 
 
@@ -140,7 +140,7 @@ def test_shards_cover_the_graph_once(tmp_path):
     for how in ("range", "metis"):
         write_shards(data, tmp_path / how, 3, how)
         whole = load(tmp_path / how)
-        original = opened(tmp_path / how / "original.npy")
+        original = open_array(tmp_path / how / "original.npy")
         assert torch.equal(whole.x, data.x[original]) and torch.equal(whole.y, data.y[original])
         edges = data.graph.edge_index()
         ours = whole.graph.edge_index()

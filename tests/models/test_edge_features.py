@@ -119,9 +119,9 @@ def test_hgt_reads_them_in_its_scores():
     graph = data.graph.normalized(*model.graph)
     block = graph.in_edges(range(graph.num_nodes))
     h = encoded(model, data)
-    with_them, maps = conv.scored(h, conv.asked(h, block), block).score, conv.of_edges
+    with_them, maps = conv.scored(h, conv.queries(h, block), block).score, conv.of_edges
     conv.of_edges = torch.nn.ModuleDict()
-    plain = conv.scored(h, conv.asked(h, block), block).score
+    plain = conv.scored(h, conv.queries(h, block), block).score
     conv.of_edges = maps
     relation = block.relation.repeat_interleave(block.row_ptr.diff())
     for edge in range(0, block.num_edges, 7):
@@ -284,7 +284,7 @@ def test_data_and_back():
     back = data.graph.to_data()
     assert torch.equal(back.edge_attr, data.attr) and torch.equal(back.edge_index, data.edge_index)
     again = Graph.from_data(back)
-    assert again.hash() == data.graph.hash() != data.graph.undescribed().hash()
+    assert again.hash() == data.graph.hash() != data.graph.without_edge_features().hash()
     one = Data(edge_index=data.edge_index, num_nodes=60, edge_attr=data.attr[:, 0])
     assert Graph.from_data(one).attr.widths == (1,) and Graph.from_data(one, edge_attr=False).attr is None
     hetero = typed().graph.to_data()
@@ -367,7 +367,9 @@ MISTAKES = {
         lambda: Graph.from_relations({"a": 2}, {("a", "to", "a"): PAIR}, edge_attr=[1, 2]), "dict from relations",
     ),
     "a graph without": (
-        lambda: build("gcn", described()).inference(described().graph.undescribed().normalized(), described().x),
+        lambda: build("gcn", described()).inference(
+            described().graph.without_edge_features().normalized(), described().x
+        ),
         "`graph` must have 3 features per edge, as the model was made for, got none",
     ),
     "another width": (

@@ -22,7 +22,7 @@ def long_way(model, batch):
     h = x if model.encoder is None else model.encoder(x)
     for layer, block in enumerate(batch.blocks):
         own = h[: block.num_dst]
-        state = model.carried(own) if layer == 0 else {k: v[: block.num_dst] for k, v in state.items()}
+        state = model.initial_state(own) if layer == 0 else {k: v[: block.num_dst] for k, v in state.items()}
         h, state = model.step(layer, Values(h if layer == 0 else model.drop(h)), own, state, block, PLAIN)
     return model.decode(h)
 

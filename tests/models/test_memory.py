@@ -14,7 +14,7 @@ from adahop.config import Config
 from adahop.diagnostics.frozen import frozen, run
 from adahop.features import Values
 from adahop.graph import Graph
-from adahop.history import History, SeenHistory
+from adahop.history import History, LazyHistory
 from adahop.methods import make
 from adahop.policies import Tracked
 from adahop.samplers import NeighborSampler
@@ -92,7 +92,7 @@ def test_first_layer_is_the_full_sum(bias):
     conv = models.GCNConv(6 if bias is None else 4, 4)
     got = ExactSum(g, X)(conv, Values(X[block.n_id], encoder), None, block)
     h = X if encoder is None else encoder(X).detach()
-    want = full_sum(g, h)[[5, 3, 58]] @ conv.linear.weight.double().t()
+    want = full_sum(g, h)[[5, 3, 58]] @ conv.linear.weight.double().t() + conv.linear.bias
     assert torch.allclose(got.double(), want, atol=1e-5)
 
 
@@ -124,7 +124,7 @@ def test_an_exact_first_layer_and_all_above_is_exact(name, arch):
 
 def memory_of(kind: str, value: torch.Tensor, dtype=torch.float32) -> ControlVariate:
     memory = ControlVariate(normed(), 6, kind, dtype).eval()
-    memory.refresh(value, None, passed=False)
+    memory.refresh(value, None, snapshots_only=False)
     return memory
 
 
@@ -170,7 +170,7 @@ def test_the_sum_is_unbiased_for_every_noise(kind, noise):
     """The mean of 1,500 estimates within 5 standard errors at 120 places: 7e-5 to fail by chance, were they apart."""
     g, seeds = normed(), torch.arange(20)
     memory = ControlVariate(g, 6, kind, noise=noise).eval()
-    memory.refresh(X.roll(1, 0), None, passed=False)
+    memory.refresh(X.roll(1, 0), None, snapshots_only=False)
     sampler = NeighborSampler(g, [3], None, "systematic")
     every = torch.stack([total(memory, X, sampler.sample(seeds)[0]) for _ in range(1500)]).double()
     gap = (every.mean(0) - full_sum(g, X)[seeds]).abs()
@@ -321,14 +321,14 @@ def test_a_snapshot_that_waits_is_made_as_nodes_are_met(name, arch):
     model = models.make(name, 6, 8, 3, arch=arch).eval()
     g = messy_graph().normalized(*model.graph)
     sampler = NeighborSampler(g, [1, 1])
-    sampler.skip = model.remember("exact+snapshot", g, X, waits=True)
+    sampler.skip = model.remember("exact+snapshot", g, X, on_demand=True)
     memory = model.memories["1"]
     assert not memory.history.value.any() and bool(memory.missing.rows.all()), "no pass is made"
     half, rest = torch.arange(30), torch.arange(30, 60)
     assert torch.allclose(run(model, X, sampler.sample(half)), model.inference(g, X)[:30], atol=1e-5)
     assert memory.missing is None, "a pass ends the waiting"
 
-    sampler.skip = model.remember("exact+snapshot", g, X, waits=True)
+    sampler.skip = model.remember("exact+snapshot", g, X, on_demand=True)
     memory = model.memories["1"]
     run(model, X, sampler.sample(half))
     first, met = memory.history.value.clone(), ~memory.missing.rows
@@ -346,7 +346,7 @@ def test_a_snapshot_that_waits_is_taken_up_again():
     other.load_state_dict(model.state_dict())
     g, blocks = normed(), NeighborSampler(normed(), [1, 1])
     for m in (model, other):
-        blocks.skip = m.remember("exact+snapshot", g, X, waits=True)
+        blocks.skip = m.remember("exact+snapshot", g, X, on_demand=True)
     run(model, X, blocks.sample([3, 4]))
     other.memories["1"].restore(model.memories["1"].state())
     assert torch.equal(other.memories["1"].missing.rows, model.memories["1"].missing.rows)
@@ -359,7 +359,7 @@ def test_a_snapshot_that_waits_is_taken_up_again():
 @pytest.mark.parametrize(("estimator", "layers"), [("snapshot", 2), ("exact+history", 2), ("exact+snapshot", 3)])
 def test_what_cannot_wait_makes_its_pass(estimator, layers):
     model = models.make("gcn", 6, 8, 3, layers=layers)
-    model.remember(estimator, normed(), X, waits=True)
+    model.remember(estimator, normed(), X, on_demand=True)
     assert all(m.history.value.any() for m in model.memories.values() if m.draws)
 
 
@@ -421,7 +421,7 @@ def test_sums_and_gradients_from_old_sums_are_unbiased(draw):
 
     def found(low, high):
         h = model.hidden(SimpleNamespace(x=X[low.n_id], blocks=[low]), 1)
-        total = memory.total(conv, model.informed(1, Values(h)), h[:20], high)
+        total = memory.total(conv, model.set_recompute(1, Values(h)), h[:20], high)
         grads = torch.autograd.grad((total * toward).sum(), learnt)
         return torch.cat([part.detach().flatten() for part in (total, *grads)]).double()
 
@@ -446,7 +446,7 @@ def test_the_first_layer_writes_its_sums_after_the_step(options):
     blocks = sampler.sample([3, 4])
     run(model.train(), X, blocks).sum().backward()
     assert torch.equal(kept, 0.5 * true)
-    model.memories["0"].settle()
+    model.memories["0"].flush()
     seen = torch.zeros(60, dtype=torch.bool)
     seen[blocks[0].targets] = True
     assert torch.allclose(kept[seen], true[seen], atol=1e-5) and torch.equal(kept[~seen], 0.5 * true[~seen])
@@ -611,7 +611,7 @@ def test_dropout_leaves_a_sampled_sum_unbiased_with_the_noise_of_the_full_sum(ki
 
     def estimates(remembered):
         memory = ControlVariate(g, 6, kind).eval()
-        memory.refresh(remembered, None, passed=False)
+        memory.refresh(remembered, None, snapshots_only=False)
         found = []
         for _ in range(many // copies):
             block = sampler.sample(seeds)[0]
@@ -634,6 +634,7 @@ def test_dropout_of_an_exact_first_layer_is_that_of_all_inputs():
     memory, conv = ExactSum(g, X, drops=True), models.GCNConv(6, 6)
     with torch.no_grad():
         conv.linear.weight.copy_(torch.eye(6))
+        conv.linear.bias.zero_()
     block = NeighborSampler(g, [1]).sample(torch.arange(20))[0]
     every = torch.stack([memory(conv, Values(X, share=p), None, block).detach() for _ in range(many)]).double()
     a = torch.zeros(60, 60, dtype=torch.float64)
@@ -691,15 +692,15 @@ def test_a_memory_sees_nothing_of_dropout_in_the_layers_below(name):
 def test_exact_sums_are_formed_when_they_are_asked_for():
     g = messy_graph().normalized("row")
     how, conv = ExactSum(g, X, drops=True), models.GCNConv(X.shape[1], 3)
-    assert how.left == g.num_nodes and not bool(how.seen.row.any())
+    assert how.left == g.num_nodes and not bool(how.lazy.row.any())
     blocks = [NeighborSampler(g, [2]).sample(nodes)[0] for nodes in ([3, 5, 3], [5, 8])]
     for block, left in zip(blocks, (g.num_nodes - 2, g.num_nodes - 3), strict=True):
         how(conv, Values(X[block.n_id], None), None, block)
         assert how.left == left
-    known = how.seen.row.nonzero().flatten()
+    known = how.lazy.row.nonzero().flatten()
     assert known.tolist() == [3, 5, 8]
     how.form(torch.arange(g.num_nodes))
-    row = how.seen.row.long()
+    row = how.lazy.row.long()
     assert how.left == 0 and torch.equal(how.sums[row], full_sums(g, X))
     assert torch.equal(how.spread[row], full_sums(g, X, squared=True).sqrt())
     assert torch.equal(how.weights[row], full_sums(g, torch.ones(len(X), 1)))
@@ -711,7 +712,7 @@ def test_exact_sums_are_formed_when_they_are_asked_for():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_history_of_what_was_seen_is_one_that_began_with_zeros(dtype):
     g = messy_graph().normalized("row")
-    whole, seen = History(60, 3, dtype), SeenHistory(60, 3, dtype)
+    whole, seen = History(60, 3, dtype), LazyHistory(60, 3, dtype)
     for i in range(4):
         nodes = torch.randperm(60, generator=torch.Generator().manual_seed(i))[:9]
         for history in (whole, seen):
@@ -719,7 +720,7 @@ def test_a_history_of_what_was_seen_is_one_that_began_with_zeros(dtype):
         everyone = torch.arange(60)
         assert torch.equal(whole.pull(everyone), seen.pull(everyone))
         assert torch.allclose(whole.sums(g, everyone), seen.sums(g, everyone), atol=1e-6)
-    assert seen.nodes.many < 40 and not bool(seen.value[seen.nodes.many :].any())  # as many rows as nodes were seen
+    assert seen.nodes.used < 40 and not bool(seen.value[seen.nodes.used :].any())  # as many rows as nodes were seen
     with pytest.raises(InputError, match="`n_id`"):
         seen.pull(torch.tensor([60]))
 
@@ -730,9 +731,9 @@ def test_outputs_of_some_nodes_are_those_of_a_pass(estimator, arch):
     g, nodes = messy_graph().normalized("row"), torch.tensor([7, 3, 3, 59, 20])
     model = models.make("gcn", X.shape[1], 8, 4, layers=3, arch=arch)
     model.remember(estimator, g, X, passes=False)
-    for memory in model.sums_kept():
-        if memory.written is not None:
-            memory.written.push(torch.arange(30), torch.rand(30, memory.written.value.shape[1]))
+    for memory in model.active_memories():
+        if memory.written_history is not None:
+            memory.written_history.push(torch.arange(30), torch.rand(30, memory.written_history.value.shape[1]))
     assert torch.allclose(model.outputs(g, X, nodes, rows=2), model.inference(g, X)[nodes], atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from adahop.block import Ungathered
 from adahop.checkpoint import Checkpoints
 from adahop.config import FEATURES, Config
 from adahop.features import gather
-from adahop.mapped.folder import opened
+from adahop.mapped.folder import open_array
 from adahop.run import Run
 from conftest import messy_graph
 
@@ -99,6 +99,6 @@ def test_what_is_refused(tmp_path):
         Config(model="rgcn", features="bfloat16")
     np.save(tmp_path / "x.npy", DATA.x.numpy())
     inside = copy.copy(DATA)
-    inside.x = opened(tmp_path / "x.npy")
+    inside.x = open_array(tmp_path / "x.npy")
     with pytest.raises(InputError, match="`features` must be float32 for features in a file"):
         adahop.fit(inside, features="bfloat16")

@@ -116,14 +116,14 @@ def test_with_every_neighbour_in_a_slot_a_batch_is_the_whole_graph():
 def test_one_table_of_all_types():
     data = typed_data()
     table = data.x.joined(torch.float16)
-    assert data.x.unjoined() is None and table.shape == (75, 5) and table.dtype == torch.float16
+    assert data.x.why_separate() is None and table.shape == (75, 5) and table.dtype == torch.float16
     for kind, start in data.x.schema.starts.items():
         x = data.x.tables[kind]
         assert torch.equal(table[start : start + len(x), : x.shape[1]], x.half())
         assert not bool(table[start : start + len(x), x.shape[1] :].any())
-    assert "learnt rows" in typed_data(bare=True).x.unjoined()
+    assert "learnt rows" in typed_data(bare=True).x.why_separate()
     wide = {t: torch.zeros(n, 100 if t == "tag" else 1) for t, n in COUNTS.items()}
-    assert "differ too much in width" in TypedFeatures(wide, COUNTS, RELATIONS).unjoined()
+    assert "differ too much in width" in TypedFeatures(wide, COUNTS, RELATIONS).why_separate()
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

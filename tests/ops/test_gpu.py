@@ -632,7 +632,7 @@ def test_what_cannot_be_captured_is_said_once_and_runs(monkeypatch, broken):
     if broken:  # numbers as they come ask the host for their size
         monkeypatch.setattr(ops, "relabel_within", lambda *ends: ops.relabel(*ends[:2], torch.empty(ends[2])))
     else:
-        monkeypatch.setattr(AllNeighboursSum, "roomy", False)
+        monkeypatch.setattr(AllNeighboursSum, "takes_capacity", False)
     options = {"method": "adahop", "model": "gat", "sizes": (3, 3), "hidden": 8, "batch_size": 16, "epochs": 4}
     with pytest.warns(UserWarning, match="cannot be captured") as said:
         result = fit(data, **options, device="cuda", capture=True)

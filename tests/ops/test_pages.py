@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from adahop import ops
-from adahop.mapped import Folder, opened
+from adahop.mapped import Folder, open_array
 from adahop.ops import pages
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says where a tensor lies")
@@ -21,7 +21,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says wher
 def on_disk(tmp_path):
     with Folder(tmp_path / "a") as folder:
         folder.save("x", torch.arange(1 << 20))
-    return opened(tmp_path / "a" / "x.npy")
+    return open_array(tmp_path / "a" / "x.npy")
 
 
 @linux

@@ -235,7 +235,7 @@ def test_batches_side_by_side():
         plain = list(AdaptiveNeighborLoader(messy_data(), [3, 2], **words))
         with ops.threads(2):
             ahead = AdaptiveNeighborLoader(messy_data(), [3, 2], prefetch=3, **words)
-            assert ahead.sampler.apart and all(same(a, b) for a, b in zip(plain, ahead, strict=True))
+            assert ahead.sampler.parallel and all(same(a, b) for a, b in zip(plain, ahead, strict=True))
 
 
 def test_transform_sampler_output():

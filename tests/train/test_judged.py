@@ -39,9 +39,9 @@ def test_all_nodes_judged_have_the_scores_of_a_pass():
 
 def test_the_preset_keeps_a_history_of_what_it_saw():
     model = adahop.fit(toy_data(nodes=2000), **{**HOW, "judged": 5}, epochs=1).model
-    first, second = model.sums_kept()
+    first, second = model.active_memories()
     assert isinstance(first, ExactSum) and isinstance(second, ControlVariate) and second.sums is None
-    assert 0 < second.history.nodes.many <= 2001 and bool(second.history.value.any())
+    assert 0 < second.history.nodes.used <= 2001 and bool(second.history.value.any())
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):

@@ -13,7 +13,7 @@ from adahop import metrics
 from adahop.checkpoint import Checkpoints
 from adahop.checks import InputError
 from adahop.config import Config
-from adahop.distributed import Alone
+from adahop.distributed import Strategy
 from adahop.race import ARMS, GROUPS, SHARED, UNIFORM, Arm, group_of, length
 from adahop.samplers import NeighborSampler
 from adahop.train import Judged
@@ -100,7 +100,7 @@ def test_the_error_is_that_of_paired_nodes():
     for out in outs:
         judged = Judged.__new__(Judged)
         every = torch.ones(4000, dtype=torch.bool)
-        judged.data, judged.metric, judged.team = SimpleNamespace(val_mask=every, y=y), "accuracy", Alone()
+        judged.data, judged.metric, judged.strategy = SimpleNamespace(val_mask=every, y=y), "accuracy", Strategy()
         judged.out, judged.rows = out, slice(0, 4000)
         arms.append(Arm(0.0, [metrics.score("accuracy", out, y)], judged.without_groups()))
     gap, error = arms[0].ahead_of(arms[1]), arms[0].error(arms[1])

@@ -64,7 +64,7 @@ def _square(model: GAT, layer: int, h: Tensor, block: Block, graph: Graph) -> fl
     said: list[Messages] = []
     own = h[block.n_id[:n]]
     with listen(conv, said.append):
-        model.sums(layer)(conv, model.informed(layer, Values(h[block.n_id])), own, block)
+        model.sums(layer)(conv, model.set_recompute(layer, Values(h[block.n_id])), own, block)
     coef = said[0].coef
     u, v = conv.directions()
     s, t = own @ u.t(), h @ v.t()

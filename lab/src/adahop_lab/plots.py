@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adahop.checks import InputError, one_of
-from adahop.diagnostics.report import NOTHING
+from adahop.diagnostics.report import ROUNDING
 from adahop.records import write_whole
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; 7 colours and 4 styles make 28 looks
@@ -158,7 +158,7 @@ def variance_plot(rows: Sequence[dict[str, Any]], over: str, path_stem: str | Pa
 
 def _is_more(row: dict[str, Any]) -> bool:
     """Whether a variance is more than rounding."""
-    return row["variance"] > 0 and row.get("relative", 1.0) > NOTHING
+    return row["variance"] > 0 and row.get("relative", 1.0) > ROUNDING
 
 
 def _mark(ax: Any, ks: Sequence[int]) -> None:

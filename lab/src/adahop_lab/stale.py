@@ -99,8 +99,8 @@ class Stale:
         x = self.data.x[part.inner.n_id]
         self.read += x.nbytes
         h = Values(x, model.encoder, share).rows()
-        state = {k: v[:many] for k, v in model.carried(h).items()}
-        beyond = {k: v[many:].detach() for k, v in model.carried(h).items()}
+        state = {k: v[:many] for k, v in model.initial_state(h).items()}
+        beyond = {k: v[many:].detach() for k, v in model.initial_state(h).items()}
         returned = h.new_zeros(())
         sums: list[Tensor] = []
         made: list[Tensor] = []

@@ -23,7 +23,7 @@ def start(dataset: str, minutes: float, layers: int, seed: int, as_json: bool, *
     config = Config(sizes=(2,) * count(layers, 1, "layers"), **rest)
     data = load(dataset)
     console = Console(stderr=as_json)
-    found = measured(data, config, minutes, count(seed, 0, "seed"), lambda said: print(said, file=sys.stderr))
+    found = measured(data, config, minutes, count(seed, 0, "seed"), lambda sentence: print(sentence, file=sys.stderr))
     found = {"dataset": dataset, **found}
     found["recommended"]["command"] = command(dataset, found["recommended"], config)
     show(console, found)
@@ -45,14 +45,14 @@ def command(dataset: str, chosen: dict[str, Any], config: Config) -> str:
 def show(console: Console, found: dict[str, Any]) -> None:
     g = found["graph"]
     degree = g["degree"]
-    alike = "unknown" if g["homophily"] is None else f"{g['homophily']:.2f} ({g['homophily_by_chance']:.2f} by chance)"
+    same = "unknown" if g["homophily"] is None else f"{g['homophily']:.2f} ({g['homophily_by_chance']:.2f} by chance)"
     console.print(f"[bold]{escape(found['dataset'])}[/]: {g['nodes']:,} nodes, {g['edges']:,} edges")
     console.print(
         f"{g['training']:,} nodes to train on; degree {degree['mean']:.1f} on average, {degree['median']:.0f} in the "
-        f"middle, {degree['most']:,} at most; neighbours' labels alike {alike}; {described(g)}"
+        f"middle, {degree['most']:,} at most; neighbours' labels alike {same}; {described(g)}"
     )
-    room = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
-    console.print(f"learned odds can take away of uniform draws' variance at most: {room}")
+    shares = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
+    console.print(f"learned odds can take away of uniform draws' variance at most: {shares}")
     table = Table("method", "k", "ms a step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
     for row in found["candidates"]:
         table.add_row(

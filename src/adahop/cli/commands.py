@@ -1,6 +1,6 @@
-"""The commands and their flags, known without torch, so that help need not wait for it: what they do comes with a call.
+"""The commands and their flags. Nothing here imports torch, so that help is fast: a call imports what it needs.
 
-A command hands its flags on as they were given, `context.params`.
+A command passes its flags on as they were given, `context.params`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def train(
         ),
     ] = "auto",
     judged: Annotated[
-        int | None, option("Evaluate so many nodes of each split, and make no pass over the whole graph.")
+        int | None, option("Evaluate this many nodes of each split, and make no pass over the whole graph.")
     ] = None,
     average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
     norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from adahop.checks import InputError
 from adahop.datasets import load
-from adahop.distributed import Shard, launched, team, write_shards
-from adahop.mapped import cache, manifest
+from adahop.distributed import Shard, launched, strategy, write_shards
+from adahop.mapped import cache_path, manifest
 from adahop.mapped.folder import MANIFEST
 
 
@@ -27,26 +27,26 @@ def shard(dataset: str, how: str) -> Shard:
     """This rank's part. A data set without parts is cut first by a separate process: no rank holds all of it."""
     if not launched():
         raise InputError(f"`partition` must be left out for one process, or torchrun must start several, got {how}")
-    home, here = Path(dataset).expanduser(), team()
+    home, here = Path(dataset).expanduser(), strategy()
     if not ((home / MANIFEST).is_file() and (how == "range" or "bounds" in manifest(home)[1])):
-        home = _kept(dataset, how, here.size)
-        said = ""
+        home = _parts_folder(dataset, how, here.size)
+        error = ""
         if here.rank == 0 and not home.exists():
             home.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "adahop", "partition", dataset, "-o", str(home)]
             done = subprocess.run(
                 [*command, "--parts", str(here.size), "--how", how], capture_output=True, text=True, check=False
             )
-            said = done.stderr.strip().splitlines()[-1].removeprefix("adahop: ") if done.returncode else ""
-        here.wait()
+            error = done.stderr.strip().splitlines()[-1].removeprefix("adahop: ") if done.returncode else ""
+        here.barrier()
         if not home.exists():
-            raise InputError(said or f"{home} must be there once the first rank has written it, got nothing")
+            raise InputError(error or f"{home} must be there once the first rank has written it, got nothing")
     return Shard(home, here.rank, here.size, how)
 
 
-def _kept(dataset: str, how: str, parts: int) -> Path:
+def _parts_folder(dataset: str, how: str, parts: int) -> Path:
     """The folder of a data set's parts; a changed file gets another folder."""
     file = Path(dataset).expanduser()
     stamp = f"{file.stat().st_mtime_ns} {file.stat().st_size} {file.resolve()}" if file.is_file() else dataset
     name = hashlib.blake2b(f"{stamp} {how} {parts}".encode(), digest_size=8).hexdigest()
-    return cache("shards", f"{how}-{parts}-{name}")
+    return cache_path("shards", f"{how}-{parts}-{name}")

@@ -24,14 +24,14 @@ class Stopped:
 
     def __init__(self, folder: str):
         self.folder = Path(folder)
-        said = read_json(self.folder / "config.json", "`resume` must be a folder that `adahop train --out` wrote")
+        settings = read_json(self.folder / "config.json", "`resume` must be a folder that `adahop train --out` wrote")
         try:
-            self.dataset, seeds = said.pop("dataset"), said.pop("seeds")
-            self.log_variance = count(said.pop("log_variance", 0), 0, "log_variance")
+            self.dataset, seeds = settings.pop("dataset"), settings.pop("seeds")
+            self.log_variance = count(settings.pop("log_variance", 0), 0, "log_variance")
             self.seeds = range(count(seeds[0], 0, "seeds"), seeds[-1] + 1)
             if not isinstance(self.dataset, str) or list(self.seeds) != seeds:
                 raise InputError(f"`seeds` must be counted up, got {seeds}")
-            self.config = Config(**as_said(said))
+            self.config = Config(**as_said(settings))
         except InputError as e:
             raise InputError(f"in {self.folder / 'config.json'}, {e}") from None
         except (TypeError, KeyError, IndexError, AttributeError) as e:

@@ -20,7 +20,7 @@ from adahop.cli.partition import shard
 from adahop.cli.resume import CHECKPOINTS, Stopped, checkpoints, read_json, restarted
 from adahop.datasets import load
 from adahop.diagnostics import Probe
-from adahop.distributed import session, team
+from adahop.distributed import session, strategy
 from adahop.records import Read, Records
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
@@ -35,9 +35,9 @@ def start(context: typer.Context) -> None:
     pace(every)
     resume = given["resume"] or restarted(out)
     if resume is not None:
-        kept = Stopped(resume)
-        kept.agrees(context)
-        return go(kept.config, kept.dataset, kept.seeds, kept.log_variance, resume, every, as_json, True)
+        run = Stopped(resume)
+        run.agrees(context)
+        return go(run.config, run.dataset, run.seeds, run.log_variance, resume, every, as_json, True)
     seeds = seed_range(given["seed"], given["runs"])
     go(config_of(given), given["dataset"], seeds, given["log_variance"], out, every, as_json)
 
@@ -57,42 +57,36 @@ def go(
     """Start, or with `resume` continue; the result is written and printed at the end."""
     with session(config.device) as first:
         records = None if out is None else (Records if first else Read)(out)
-        _go(config, dataset, seeds, log_variance, records, every, as_json, resume)
+        if records and resume and records.has("result.json"):
+            print(f"the run in {records.folder} is finished; nothing is done", file=sys.stderr)
+            records.drop(CHECKPOINTS)
+            return report(read_json(records.folder / "result.json"), as_json)
+        data = load(dataset) if config.partition is None else shard(dataset, config.partition)
+        console = Console(stderr=as_json)
+        note = f" ({escape(data.note)})" if data.note else ""
+        console.print(
+            f"[bold]{config.method}[/] · {config.model} ({config.arch}) on {escape(data.name)}: "
+            f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {training(data):,} to train on{note}"
+        )
+        if records and not resume:
+            records.fresh("config.json", "metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
+            records.drop(CHECKPOINTS)
+            asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
+            records.json("config.json", {**asked, **config.as_dict()})
+        strategy().barrier()  # rank 0 has deleted old files
+        try:
+            results = run_all(data, config, seeds, records, log_variance, every)
+        except KeyboardInterrupt:
+            then = f"interrupted; `adahop train --resume {records.folder}` continues it" if records else ""
+            raise KeyboardInterrupt(then) from None
+        summary = summarise(dataset, data.metric, config, results)
+        if records:
+            records.json("result.json", summary)
+            records.drop(CHECKPOINTS)  # the run is finished
+        report(summary, as_json)
 
 
-def _go(
-    config: Config, dataset: str, seeds: range, log_variance: int, records: Records | None, every: str, as_json: bool,
-    resume: bool,
-) -> None:  # fmt: skip
-    if records and resume and records.has("result.json"):
-        print(f"the run in {records.folder} is finished; nothing is done", file=sys.stderr)
-        records.drop(CHECKPOINTS)
-        return tell(read_json(records.folder / "result.json"), as_json)
-    data = load(dataset) if config.partition is None else shard(dataset, config.partition)
-    console = Console(stderr=as_json)
-    console.print(
-        f"[bold]{config.method}[/] · {config.model} ({config.arch}) on {escape(data.name)}: {data.num_nodes:,} nodes, "
-        f"{data.num_edges:,} edges, {training(data):,} to train on" + (f" ({escape(data.note)})" if data.note else "")
-    )
-    if records and not resume:
-        records.fresh("config.json", "metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
-        records.drop(CHECKPOINTS)
-        asked = {"dataset": dataset, "seeds": list(seeds), "log_variance": log_variance}
-        records.json("config.json", {**asked, **config.as_dict()})
-    team().wait()  # rank 0 has deleted old files
-    try:
-        results = run_all(data, config, seeds, records, log_variance, every)
-    except KeyboardInterrupt:
-        then = f"interrupted; `adahop train --resume {records.folder}` continues it" if records else ""
-        raise KeyboardInterrupt(then) from None
-    summary = summarise(dataset, data.metric, config, results)
-    if records:
-        records.json("result.json", summary)
-        records.drop(CHECKPOINTS)  # the run is finished
-    tell(summary, as_json)
-
-
-def tell(summary: dict[str, Any], as_json: bool) -> None:
+def report(summary: dict[str, Any], as_json: bool) -> None:
     show(Console(stderr=as_json), summary)
     if as_json:
         print(json.dumps(summary))
@@ -155,8 +149,8 @@ def run_one(
             records.row("metrics.jsonl", {"seed": seed, **row})
         if progress.disable:
             level = f" noise {row['noise']}" if "noise" in row else ""
-            said = f"seed {seed} epoch {row['epoch']}{level} loss {row['loss']:.4f} val {row['val']:.4f}"
-            print(said, file=sys.stderr)
+            line = f"seed {seed} epoch {row['epoch']}{level} loss {row['loss']:.4f} val {row['val']:.4f}"
+            print(line, file=sys.stderr)
 
     def tick(step: int) -> None:
         progress.update(task, completed=step)
@@ -166,8 +160,8 @@ def run_one(
             records.row("metrics.jsonl", {"seed": seed, **row})
         else:
             share = "" if row["over_uniform"] is None else f", {row['over_uniform']:.3g} of uniform's"
-            said = f"seed {seed} step {row['step']} layer {row['layer']} variance {row['variance']:.4g}{share}"
-            progress.console.print(said, highlight=False)
+            line = f"seed {seed} step {row['step']} layer {row['layer']} variance {row['variance']:.4g}{share}"
+            progress.console.print(line, highlight=False)
 
     probe = Probe(data, every=log_variance, seed=seed, write=noise) if count(log_variance, 0, "log_variance") else None
     kept = None if records is None else checkpoints(records, seed, every, getattr(data, "rank", None))

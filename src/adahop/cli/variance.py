@@ -30,7 +30,7 @@ def start(
     dataset: str, methods: str, sizes: str, ks: str | None, nodes: int, repeats: int, seed: int, runs: int,
     out: str | None, as_json: bool, **common: Any,
 ) -> None:  # fmt: skip
-    """Train each method with each seed and measure; `common` is what all have alike."""
+    """Train each method with each seed and measure; `common` are the settings of all."""
     count(common["batch_size"], 1, "batch_size")
     wide = numbers(sizes, "sizes")
     tries = [wide] if ks is None else [[k] * len(wide) for k in numbers(ks, "ks")]

@@ -21,7 +21,6 @@ from adahop.convert.typed import (
     is_named,
     packed,
     typed_meta,
-    typed_splits,
     with_reverse_edges,
 )
 from adahop.datasets import load
@@ -34,6 +33,7 @@ from adahop.records import write_whole
 
 __all__ = ["convert"]
 
+RANDOM = "random:60,20,20"  # the split of a source without one
 SPARSE = 0.1  # features with a smaller share of entries that are not 0 are written as a sparse matrix
 
 
@@ -79,7 +79,7 @@ def convert(
         return _typed(source, out, split, seed, ids == "names", undirected, name or out.stem, tell)
     raw, known = _source(source, one_of(ids, ("numbers", "names"), "ids") == "names", tell)
     if split is not None or raw.splits is None:
-        raw.splits = _split(raw, known, split or "random:60,20,20", seed)
+        raw.splits = _split(raw.y, known, split or RANDOM, seed)
     arrays, checked = _pack(raw, undirected, name or out.stem)
     meta = {**in_numbers(checked), **({"class_names": raw.classes} if raw.classes else {})}
     if mmap:
@@ -123,9 +123,7 @@ def _typed(
             raise InputError(f"`split` must be left out where no type has labels, got '{split}'")
         splits = {}
     elif split is not None or splits is None:
-        how = split or "random:60,20,20"
-        labelled = a[f"y__{table.target}"]
-        splits = typed_splits(Path(how), table) if Path(how).is_dir() else _random_split(labelled, how, seed)
+        splits = _split(a[f"y__{table.target}"], table.ids[table.target], split or RANDOM, seed)
     meta = typed_meta(name, table, a, splits)
     arrays = packed(meta, a, splits)
     typed_npz(name, arrays, None)  # what is written is what loads
@@ -163,13 +161,10 @@ def _source(source: Any, names: bool, tell: Tell | None) -> tuple[Raw, Ids]:
     raise InputError(f"`source` must be {what}, got {', '.join(map(str, paths))}")
 
 
-def _split(raw: Raw, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray]:
+def _split(y: np.ndarray, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray]:
+    """From the files of a folder, or at random among the labelled nodes."""
     if Path(how).is_dir():
         return read_splits(Path(how), ids)
-    return _random_split(raw.y, how, seed)
-
-
-def _random_split(y: np.ndarray, how: str, seed: int) -> dict[str, np.ndarray]:
     if not how.startswith("random:"):
         raise InputError(f"`split` must be like random:60,20,20 or a folder with train.csv and so on, got '{how}'")
     try:

@@ -20,8 +20,8 @@ class Ids:
 
     def __init__(self, names: np.ndarray | None, n: int, known: str = ""):
         self.names, self.n = names, n
-        told = f"in [0, {n}), one per row of features" if names is None else "one of those in the labels file"
-        self.known = known or told
+        default = f"in [0, {n}), one per row of features" if names is None else "one of those in the labels file"
+        self.known = known or default
         self.kind = "whole" if names is None else "text"
         self.place = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
 
@@ -109,11 +109,9 @@ def read_labels(
         return rows_of(path, _array(path), n), None, []
     table = label_table(path, names, tell)
     y, classes = classes_of(table)
-    if len(table.columns) == 1:
-        return rows_of(path, y, n), None, classes
+    if not names or len(table.columns) == 1:
+        return in_order(path, Ids(None, n), table, y, -1), None, classes
     own = table.columns[0][:, 0]
-    if not names:
-        return placed(Ids(None, n), table, own, y, -1), None, classes
     _unique(table, own)
     return rows_of(path, y, n), own, classes
 
@@ -206,8 +204,12 @@ def rows_of(path: Path, values: np.ndarray, n: int) -> np.ndarray:
     return values
 
 
-def placed(ids: Ids, table: Columns, own: np.ndarray, values: np.ndarray, gap: int | None = None) -> np.ndarray:
-    """Rows in the order of their ids; where `gap` is a number, it stands for rows that are not there."""
+def in_order(path: Path, ids: Ids, table: Columns | None, values: np.ndarray, gap: int | None = None) -> np.ndarray:
+    """Rows in the order of a table's id column, or as they are where it has none. Missing rows are an error, or hold
+    `gap` where it is a number."""
+    if table is None or len(table.columns) == 1:
+        return rows_of(path, values, ids.n)
+    own = table.columns[0][:, 0]
     if ids.names is not None and own.dtype != object:
         own = own.astype(str).astype(object)
     if ids.names is None and own.dtype == object:

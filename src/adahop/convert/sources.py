@@ -1,4 +1,4 @@
-"""Where a graph comes from: tables, an OGB folder, a saved PyG Data. Each gives a `Raw`, checked against its files."""
+"""Sources of a graph: tables, an OGB folder, a saved PyG Data. Each is read into a `Raw`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adahop.convert.parts import (
     Ids,
     classes_of,
     edge_table,
-    placed,
+    in_order,
     read_features,
     read_labels,
     read_splits,
@@ -24,6 +24,7 @@ from adahop.convert.parts import (
 )  # fmt: skip
 from adahop.convert.tables import Field, Tell, read
 from adahop.datasets.files import saved
+from adahop.datasets.typed import first_mask
 
 
 @dataclass
@@ -46,14 +47,12 @@ def from_tables(
 ) -> tuple[Raw, Ids]:
     """An edge list, features and labels. Without `names`, ids count the rows of the features."""
     table, x = read_features(features, tell)
-    n = x.shape[0]
-    y, label_names, classes = read_labels(labels, names, n, tell)
-    told = Ids(label_names, n)
-    if table is not None and len(table.columns) > 1:  # it has an id column of its own
-        x = placed(told, table, table.columns[0][:, 0], x)
-    found = edge_table(edges, told.kind, tell)
-    src, dst = found.places(told, told)
-    return Raw(src, dst, found.weight, x, y, None, label_names, classes, found.attr), told
+    y, label_names, classes = read_labels(labels, names, len(x), tell)
+    ids = Ids(label_names, len(x))
+    x = in_order(features, ids, table, x)
+    found = edge_table(edges, ids.kind, tell)
+    src, dst = found.places(ids, ids)
+    return Raw(src, dst, found.weight, x, y, None, label_names, classes, found.attr), ids
 
 
 def from_ogb(folder: Path, tell: Tell | None = None) -> tuple[Raw, Ids]:
@@ -84,8 +83,7 @@ def from_saved(path: Path) -> tuple[Raw, Ids]:
     masks: dict[str, Any] = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
     splits = None
     if all(torch.is_tensor(m) for m in masks.values()):
-        first = {part: m[:, 0] if m.dim() == 2 else m for part, m in masks.items()}
-        splits = {part: m.bool().nonzero().flatten().numpy() for part, m in first.items()}
+        splits = {part: first_mask(m).nonzero().flatten().numpy() for part, m in masks.items()}
     edges, weight = data.edge_index.numpy(), getattr(data, "edge_weight", None)
     bad = (edges < 0) | (edges >= len(data.x))
     if bad.any():

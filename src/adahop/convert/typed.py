@@ -17,11 +17,9 @@ from adahop.convert.parts import (
     Ids,
     classes_of,
     edge_table,
+    in_order,
     label_table,
-    placed,
     read_features,
-    read_splits,
-    rows_of,
 )
 from adahop.convert.tables import Columns, Tell
 from adahop.datasets.files import SPLITS, saved
@@ -102,16 +100,11 @@ def from_typed_tables(given: NamedFiles, names: bool, tell: Tell | None = None) 
         a[f"edge__{name}"] = found.places(ids[relation[0]], ids[relation[2]])
         a |= {f"{k}__{name}": t for k, t in (("weight", found.weight), ("attr", found.attr)) if t is not None}
     for kind, (head, x) in features.items():
-        if head is None or len(head.columns) == 1:
-            a[f"x__{kind}"] = rows_of(given.x[kind], x, ids[kind].n)
-        else:
-            a[f"x__{kind}"] = placed(ids[kind], head, head.columns[0][:, 0], x)
+        a[f"x__{kind}"] = in_order(given.x[kind], ids[kind], head, x)
     classes: list[str] = []
     for kind, table in labels.items():
         y, classes = classes_of(table)
-        own = None if len(table.columns) == 1 else table.columns[0][:, 0]
-        y = rows_of(given.y[kind], y, ids[kind].n) if own is None else placed(ids[kind], table, own, y, -1)
-        a[f"y__{kind}"] = y
+        a[f"y__{kind}"] = in_order(given.y[kind], ids[kind], table, y, -1)
     nodes = {kind: ids[kind].n for kind in kinds}
     return Tabled(a, nodes, next(iter(labels), None), ids, classes)
 
@@ -195,11 +188,6 @@ def typed_meta(name: str, table: Tabled, a: dict[str, np.ndarray], splits: Mappi
         "split": [len(splits.get(part, ())) for part in PARTS],
         **({"class_names": table.classes} if table.classes else {}),
     }  # fmt: skip
-
-
-def typed_splits(where: Path, table: Tabled) -> dict[str, np.ndarray]:
-    assert table.target is not None
-    return read_splits(where, table.ids[table.target])
 
 
 def packed(meta: dict[str, Any], a: dict[str, np.ndarray], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

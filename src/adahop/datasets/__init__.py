@@ -68,15 +68,15 @@ def load(name_or_path: str | Path, root: str | Path | None = None, features: str
 
 
 def _find(name: str, root: str | Path | None) -> tuple[Dataset | TypedDataset, str]:
-    """The data set with raw features, and its own way to prepare them."""
+    """The data set with raw features, and how these are prepared by default."""
     if name.startswith("synthetic:"):
         return synthetic(name), "raw"
     if name.startswith("planted:"):
         return planted(name), "raw"
     if name.startswith("texts:"):
         return texts(name), "row"
-    path, parted, split = name.rpartition(".npz:")
-    if parted:
+    path, found, split = name.rpartition(".npz:")
+    if found:
         return read(Path(f"{path}.npz").expanduser(), split)
     if Path(name).suffix in READERS or os.sep in name:
         return read(Path(name).expanduser())

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from adahop.checks import InputError, as_tensor, node_ids
 from adahop.graph import Graph
+from adahop.mapped.data import SPLITS
 from adahop.ops import in_file
 
 FEATURES = ("auto", "row", "standard", "raw")
@@ -107,7 +108,7 @@ def make(
 
 def masks_of(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
     masks, taken = {}, torch.zeros(n, dtype=torch.bool)
-    for part in ("train", "val", "test"):
+    for part in SPLITS:
         mask = torch.zeros(n, dtype=torch.bool)
         mask[node_ids(splits[part], n, f"{part}_idx")] = True
         if bool((mask & taken).any()):
@@ -158,7 +159,7 @@ def prepare(data: Dataset, kind: str) -> Dataset:
 
 
 def scale_features(x: Tensor, kind: str, train: Tensor | slice, what: str) -> None:
-    """The same of one table, in place; `train` are the rows that columns are standardised on."""
+    """Prepare one table, in place; columns are standardised by the mean and deviation of the rows `train`."""
     low, high = x.aminmax()
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         raise InputError(f"{what} must be finite, got nan or infinity")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
@@ -18,40 +17,19 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from adahop import mapped
 from adahop.checks import InputError, count, one_of
 from adahop.datasets.base import Dataset, make
-from adahop.datasets.typed import TypedDataset, labelled_type, make_typed, with_reverses
+from adahop.datasets.typed import TypedDataset, first_mask, labelled_type, make_typed, with_reverses
 from adahop.graph import Graph
 from adahop.mapped.data import SPLITS
 from adahop.mapped.folder import MANIFEST
 from adahop.typed import EdgeFeatures, Relation, Types
 
+PARTS = ("", "_indptr", "_indices", "_data", "_shape")  # endings of a matrix's arrays, dense or sparse
+SPLIT_ARRAYS = tuple(f"{part}_idx" for part in SPLITS)
 ARRAYS = (
-    *(
-        "indptr",
-        "indices",
-        "weight",
-        "edge_attr",
-        "x",
-        "x_indptr",
-        "x_indices",
-        "x_data",
-        "x_shape",
-        "y",
-        "y_packed",
-        "y_shape",
-    ),
-    *("train_idx", "val_idx", "test_idx", "meta"),
+    *("indptr", "indices", "weight", "edge_attr", *(f"x{part}" for part in PARTS), "y", "y_packed", "y_shape"),
+    *(*SPLIT_ARRAYS, "meta"),
 )
-PARTS = ("", "_indptr", "_indices", "_data", "_shape")  # of a matrix, dense or sparse
-TYPED = (
-    "edge__",
-    "weight__",
-    "attr__",
-    "x__",
-    "y__",
-    "train_",
-    "val_",
-    "test_",
-)  # how the arrays of a typed graph begin
+TYPED = ("edge__", "weight__", "attr__", "x__", "y__", *(f"{part}_" for part in SPLITS))  # prefixes, of a typed graph
 PLAIN = [
     *(Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage, Dataset, Graph),
     *(HeteroData, TypedDataset, Types, EdgeFeatures),
@@ -59,7 +37,7 @@ PLAIN = [
 
 
 def read(path: Path, split: str | None = None) -> tuple[Dataset | TypedDataset, str]:
-    """The data set in a `.npz` or `.pt` file, and its own way to prepare features; an error names the file."""
+    """The data set in a `.npz` or `.pt` file, and how its features are prepared by default; an error names the file."""
     if path.suffix not in READERS or not path.is_file():
         raise InputError(f"`dataset` must be a known name or an existing .npz or .pt file, got {path}")
     try:
@@ -73,7 +51,7 @@ def _allow(types: list[Any]) -> contextlib.AbstractContextManager[Any]:
     allow = getattr(torch.serialization, "safe_globals", None)
     if allow is None:
         return contextlib.nullcontext()
-    known = torch.serialization.get_safe_globals()  # on leaving, torch forgets what was listed, PyG's own types too
+    known = torch.serialization.get_safe_globals()  # on exit torch removes all that were listed here, PyG's own too
     return allow([t for t in types if t not in known])
 
 
@@ -95,9 +73,12 @@ def _npz(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
 
 def _made(path: Path, graph: Graph, x: Any, y: Any, a: Mapping[str, Any], meta: dict[str, Any], **more: Any) -> Dataset:
     """The data set of arrays and their meta data."""
-    classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
     splits = {part: a[f"{part}_idx"] for part in SPLITS}
-    return make(str(meta.get("name", path.stem)), graph, x, y, splits, classes, **more)
+    return make(str(meta.get("name", path.stem)), graph, x, y, splits, _classes(meta), **more)
+
+
+def _classes(meta: dict[str, Any]) -> int | None:
+    return None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -111,7 +92,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 def _plain(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of a graph without types, once all that are needed are there."""
     a = {k: found[k] for k in ARRAYS if k in found}
-    for names in ("indptr", "indices", "x|x_indptr x_indices x_shape", "y|y_packed y_shape", *ARRAYS[-4:-1]):
+    for names in ("indptr", "indices", "x|x_indptr x_indices x_shape", "y|y_packed y_shape", *SPLIT_ARRAYS):
         if not any(all(k in a for k in way.split()) for way in names.split("|")):
             raise InputError(f"the arrays must include {names.replace('|', ' or ')}, got {', '.join(a) or 'none'}")
     return a
@@ -192,9 +173,9 @@ def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDa
         elif key.startswith(("x__", "y__")):
             kind, part = _part(key, nodes)
             if key.startswith("x__") and part in ("", "_indptr"):
-                told = {f"x{end}": a[f"x__{kind}{end}"] for end in PARTS if f"x__{kind}{end}" in a}
-                data[kind].x = torch.as_tensor(features_in(told))
-    Graph.from_data(data)  # before edges are turned round: an error names the user's own
+                given = {f"x{end}": a[f"x__{kind}{end}"] for end in PARTS if f"x__{kind}{end}" in a}
+                data[kind].x = torch.as_tensor(features_in(given))
+    Graph.from_data(data)  # checks the user's relations before reverse ones are added: an error names the user's own
     for store in data.edge_stores:
         store.edge_index = store.edge_index.long()  # as PyG's layers want it
     if not meta.get("directed"):
@@ -206,8 +187,7 @@ def typed_npz(name: str, a: dict[str, np.ndarray], split: str | None) -> TypedDa
     if f"y__{one_of(target, nodes, 'target')}" not in a:
         raise InputError(f"the arrays must include y__{target}, got {', '.join(a)}")
     data[target].y = torch.as_tensor(a[f"y__{target}"])
-    classes = None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
-    return make_typed(name, data, target, _split(a, split), classes)
+    return make_typed(name, data, target, _split(a, split), _classes(meta))
 
 
 def _relation(key: str, nodes: dict[str, int]) -> Relation:
@@ -247,7 +227,7 @@ def is_folder(path: Path) -> bool:
 def open_folder(path: Path) -> Dataset:
     """Graph and features mapped, labels and splits in memory."""
     arrays, meta = mapped.read(path)
-    lacking = [k for k in ("x", "y", *(f"{part}_idx" for part in SPLITS)) if k not in arrays]
+    lacking = [k for k in ("x", "y", *SPLIT_ARRAYS) if k not in arrays]
     if lacking:
         raise InputError(f"{path} must hold the array {lacking[0]}, got {', '.join(arrays)}")
     if arrays["x"].dtype not in (torch.float32, torch.float16):
@@ -289,18 +269,13 @@ def _pt(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
     lacking = [k for k in wanted if not torch.is_tensor(getattr(data, k, None))]
     if lacking:
         raise InputError(f"the saved Data must have the tensors {', '.join(lacking)}, got {', '.join(data.keys())}")
-    splits = {part: _mask(data[f"{part}_mask"]) for part in SPLITS}
+    splits = {part: first_mask(data[f"{part}_mask"]) for part in SPLITS}
     weight, attr = (getattr(data, name, None) for name in ("edge_weight", "edge_attr"))
     graph = Graph.from_edge_index(data.edge_index, weight, data.x.shape[0], attr)
     out = make(path.stem, graph, data.x, data.y, splits)
     if weight is not None:
         out.edge_weight = weight
     return out, "auto"
-
-
-def _mask(mask: Tensor) -> Tensor:
-    """The first of several splits; masks of numbers count as masks."""
-    return (mask[:, 0] if mask.dim() == 2 else mask).bool()
 
 
 def _line(e: Exception) -> str:

@@ -1,8 +1,8 @@
 """`planted:`: a labelled graph of any size on which samplers differ, with the best possible score known.
 
-Every node has a type, which its features show through noise, and a label. Targets choose their neighbours' types by
-their label, so that a label can be read from the *counts* of types around a node: where labels move the counts a
-little, many neighbours must be averaged and sampling noise hurts.
+Every node has a label and a type; its features are the type's mean plus noise. A node's label decides which types its
+neighbours have, so that the label can be read from the *counts* of types around a node. Where the label changes the
+counts only a little, many neighbours must be averaged, and sampling noise hurts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from adahop.checks import InputError
 from adahop.datasets.base import Dataset, make
-from adahop.datasets.made import _indptr, _split
-from adahop.graph import Graph
+from adahop.datasets.made import add_means, check_counts, csr_graph, power_law, random_split
 
 CHUNK = 1 << 22  # edges drawn at once
 Options = TypeVar("Options")
@@ -26,11 +24,11 @@ Options = TypeVar("Options")
 class Planting:
     """The options after N,E,F,C."""
 
-    signal: float = 0.2  # share of a node's neighbours that are of the type its label asks for; the others are any
-    fade: float = 0.0  # signal * (degree / mean degree)^-fade: 0.5 leaves as much to be read at a hub as elsewhere
-    own: float = 0.3  # share of nodes whose own type is that of their label; that of the others is random
-    shift: int = 0  # which type a label asks for: 0 its own (neighbours are alike), 1 the next (they are not)
-    strength: float = 2.0  # distance of two types' means, in deviations of the features' noise
+    signal: float = 0.2  # share of a node's neighbours of the type that its label prefers; the others are of any type
+    fade: float = 0.0  # signal * (degree / mean degree)^-fade: with 0.5, hubs are as hard as other nodes
+    own: float = 0.3  # share of nodes whose own type is their label; the others have a random type
+    shift: int = 0  # the type that a label prefers: 0 its own (homophily), 1 the next one (heterophily)
+    strength: float = 2.0  # distance of two types' means, in standard deviations of the feature noise
     train: float = 0.6  # share of nodes to train on; a tenth is for validation
     wrong: float = 0.0  # share of training labels that are wrong
     seed: int = 0
@@ -40,8 +38,8 @@ def planted(spec: str) -> Dataset:
     """`planted:N,E,F,C[,signal=…][,fade=…][,own=…][,shift=…][,strength=…][,train=…][,wrong=…][,seed=…]`.
 
     Degrees have a power law, as in `synthetic:`. `bound` of the data set is the expected accuracy, over test nodes, of
-    the best rule that knows every node's type and how the graph was made; features show types through noise, so that
-    no model can be expected to score more.
+    the best rule that knows every node's type and how the graph was made. A model sees types only through noisy
+    features, so no model can be expected to score more.
 
     >>> planted("planted:200,2000,8,3,signal=0.5").bound > 0.7
     True
@@ -50,26 +48,25 @@ def planted(spec: str) -> Dataset:
     rng = np.random.default_rng(plan.seed)
     y = rng.permutation(np.arange(n) % c)
     kind = np.where(rng.random(n) < plan.own, y, rng.integers(0, c, n))
-    weight = np.minimum(rng.pareto(1.2, n) + 1.0, 100.0)
-    indptr = _indptr(weight, n, m)
-    copies = np.rint(weight).astype(np.int64)
+    indptr, copies = power_law(n, m, rng)
     signal = _signal(indptr, plan)
-    asked = (y + plan.shift) % c
-    indices, counts = _sources(indptr, asked, kind, copies, signal, c, rng)
-    splits = _split(n, plan.train, 0.1, rng)
+    preferred = (y + plan.shift) % c
+    indices, counts = _sources(indptr, preferred, kind, copies, signal, c, rng)
+    splits = random_split(n, plan.train, 0.1, rng)
     bound = _best(counts, kind, y, copies, signal, plan, c)[splits["test"]].mean()
     x = rng.standard_normal((n, f), dtype=np.float32)
     means = (rng.standard_normal((c, f)) * plan.strength / np.sqrt(2 * f)).astype(np.float32)
-    for at in range(0, n, 1 << 16):
-        x[at : at + (1 << 16)] += means[kind[at : at + (1 << 16)]]
+    add_means(x, means, kind)
     known = y.copy()
     learnt = splits["train"]
     bad = learnt[rng.random(learnt.size) < plan.wrong]
     known[bad] = (known[bad] + rng.integers(1, c, bad.size)) % c
-    places = torch.from_numpy(indptr)
-    graph = Graph(places, torch.from_numpy(indices), None, None, places[:-1].clone())
-    data = make(spec, graph, x, known, splits, classes=c, note=f"no model can be expected to score above {bound:.4f}")
-    data.bound = float(bound)
+    return with_bound(make(spec, csr_graph(indptr, indices), x, known, splits, classes=c), bound)
+
+
+def with_bound(data: Dataset, bound: float) -> Dataset:
+    """A data set with the best score that any model can be expected to have."""
+    data.bound, data.note = float(bound), f"no model can be expected to score above {bound:.4f}"
     return data
 
 
@@ -80,13 +77,13 @@ def _signal(indptr: np.ndarray, plan: Planting) -> np.ndarray:
 
 
 def _sources(
-    indptr: np.ndarray, asked: np.ndarray, kind: np.ndarray, copies: np.ndarray, signal: np.ndarray, c: int,
+    indptr: np.ndarray, preferred: np.ndarray, kind: np.ndarray, copies: np.ndarray, signal: np.ndarray, c: int,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """A source for each edge, and how many of each type a node has got.
+    """A source for each edge, and the number of each node's sources by type.
 
-    With odds `signal` a draw is from the nodes of the type that is asked for, else from all; hubs are drawn more often,
-    `copies` times. A source drawn twice is redrawn among its type, so that counts of types are those of separate draws.
+    With probability `signal` a source is drawn from the nodes of the preferred type, else from all; a node is drawn in
+    proportion to its `copies`. A source drawn twice is redrawn within its type, which leaves the counts unchanged.
     """
     order = np.argsort(kind, kind="stable").astype(np.int32)
     table = np.repeat(order, copies[order])
@@ -100,7 +97,7 @@ def _sources(
         row = np.repeat(np.arange(a, b), np.diff(indptr[a : b + 1]))
         draw = rng.random(row.size)
         inside = rng.random(row.size) < signal[row]
-        wanted = asked[row]
+        wanted = preferred[row]
         place = np.where(inside, begin[wanted] + draw * width[wanted], draw * table.size).astype(np.int64)
         src = table[np.minimum(place, table.size - 1)].astype(np.int64)
         src = np.sort((row << 32) + src) & 0xFFFFFFFF
@@ -117,16 +114,16 @@ def _best(
 ) -> np.ndarray:
     """Of every node the probability that the likeliest label, given all types and the graph, is right.
 
-    Edges into different nodes are drawn apart: given the types, a label shows in the node's own type and in the types
-    of its sources alone.
+    Edges into different nodes are drawn independently: given all types, a label depends only on the node's own type and
+    those of its sources.
     """
     share = np.bincount(kind, weights=copies, minlength=c) / copies.sum()
-    share = np.maximum(np.roll(share, -plan.shift), 1e-12)  # of the type that each label asks for
+    share = np.maximum(np.roll(share, -plan.shift), 1e-12)  # of the type that each label prefers
     out = np.empty(len(y))
     for at in range(0, len(y), 1 << 16):
         s = signal[at : at + (1 << 16), None]
-        asked = np.roll(counts[at : at + (1 << 16)], -plan.shift, axis=1)
-        log = asked * (np.log(s + (1 - s) * share) - np.log((1 - s) * share))
+        preferred = np.roll(counts[at : at + (1 << 16)], -plan.shift, axis=1)
+        log = preferred * (np.log(s + (1 - s) * share) - np.log((1 - s) * share))
         mine = np.full(log.shape, (1 - plan.own) / c)
         mine[np.arange(len(mine)), kind[at : at + (1 << 16)]] += plan.own
         log += np.log(np.maximum(mine, 1e-300))
@@ -147,8 +144,8 @@ def _parse(spec: str) -> tuple[int, int, int, int, Planting]:
 
 def options_of(spec: str, kind: type[Options]) -> tuple[tuple[int, int, int, int], Options]:
     """The numbers of KIND:N,E,F,C and the options after them."""
-    what, _, said = spec.partition(":")
-    words = said.split(",")
+    what, _, rest = spec.partition(":")
+    words = rest.split(",")
     known = {f.name: f.type for f in fields(kind)}  # type: ignore[arg-type]
     try:
         n, m, f, c = (int(word) for word in words[:4])
@@ -157,9 +154,7 @@ def options_of(spec: str, kind: type[Options]) -> tuple[tuple[int, int, int, int
     except (ValueError, KeyError):
         names = ", ".join(known)
         raise InputError(f"`dataset` must be {what}:N,E,F,C, then name=value of {names}, got '{spec}'") from None
-    if not (2 <= c <= n < 2**31 and f >= 1 and 1 <= m <= n * (n - 1)):
-        rule = "2 <= C <= N < 2^31, 1 <= F and 1 <= E <= N (N - 1)"
-        raise InputError(f"`dataset` {what}:N,E,F,C must have {rule}, got '{spec}'")
+    check_counts(spec, n, m, f, c)
     return (n, m, f, c), plan
 
 

@@ -36,7 +36,7 @@ def _fetch(name: str, where: Path, build: Callable[[], Any]) -> Any:
 
 
 def planetoid(name: str, root: Path) -> Dataset:
-    """Training on all that Planetoid labels but the last 500, as FastGCN; isolated test nodes are in no split."""
+    """As in FastGCN: trained on all labelled nodes but the last 500; isolated test nodes are in no split."""
     spelt = SPELT[name]
     data = _fetch(name, root / spelt / "raw", lambda: Planetoid(str(root), spelt)[0])
     known = int(data.test_mask.nonzero()[0])  # the labelled nodes come before the first test node
@@ -46,7 +46,7 @@ def planetoid(name: str, root: Path) -> Dataset:
 
 
 def ppi(name: str, root: Path) -> Dataset:
-    """Twenty training, two validation and two test graphs, side by side in one."""
+    """Twenty training, two validation and two test graphs, as one disconnected graph."""
     home = root / "PPI"
     parts = _fetch(name, home / "raw", lambda: {s: list(PPI(str(home), s)) for s in ("train", "val", "test")})
     graphs = [g for part in parts.values() for g in part]
@@ -92,7 +92,7 @@ def ogbn(name: str, root: Path) -> Dataset:
 
 @contextlib.contextmanager
 def _trusted() -> Iterator[None]:
-    """ogb caches what it parsed as a pickle, which `torch.load` refuses from torch 2.6 on unless told to trust it."""
+    """ogb caches parsed data as a pickle, which `torch.load` refuses since torch 2.6 without this variable."""
     word = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(word)
     os.environ[word] = "1"
@@ -106,14 +106,14 @@ def _trusted() -> Iterator[None]:
 
 
 def _edge_means(dst: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
-    """Column by column, for the edges are many."""
+    """Column by column: all edges' features at once would take much memory."""
     degree = np.maximum(np.bincount(dst, minlength=n), 1)
     columns = [np.bincount(dst, weights=values[:, j], minlength=n) / degree for j in range(values.shape[1])]
     return np.stack(columns, 1).astype(np.float32)
 
 
 def typed(name: str, root: Path) -> TypedDataset:
-    """PyG's data sets of several types; relations that are there one way alone get their reverse."""
+    """PyG's data sets of several types; relations in one direction only get their reverse."""
     kind, options = KINDS[name]
     home = root / name
     made: Any = importlib.import_module("torch_geometric.datasets")

@@ -1,8 +1,8 @@
 """`texts:`: a labelled graph of any size on which sampling noise regularises, with a bound on the best possible score.
 
-Every node is a text about one of a label's topics: its words, and the texts it is linked with, mostly say the same
-thing over and over. A model that always sees all of them learns the training nodes' own mixtures by heart; one that
-sees some of them at a time cannot. `planted:` is its counterpart, where noise hurts.
+Every node is a text about one of its label's topics; its words and the texts it links to are mostly redundant. A model
+that always sees all of them overfits to the training nodes' own mixtures; one that sees a sample of them cannot.
+`planted:` is its counterpart, where sampling noise hurts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from adahop.datasets.base import Dataset, make
-from adahop.datasets.made import _indptr, _split
-from adahop.datasets.planted import _sources, check_range, options_of
-from adahop.graph import Graph
+from adahop.datasets.made import csr_graph, power_law, random_split
+from adahop.datasets.planted import _sources, check_range, options_of, with_bound
 
 CHUNK = 1 << 12  # rows of words drawn at once
-FALL = 0.9  # the j-th word comes in proportion to j^-FALL
-SPREAD = 60.0  # how near a topic's words are to those of all: a Dirichlet's total
+FALL = 0.9  # the j-th word occurs in proportion to j^-FALL
+SPREAD = 60.0  # the concentration of the Dirichlet distribution of a topic's words around those of all texts
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class Writing:
     """The options after N,E,F,C."""
 
     topics: int = 6  # of each label
-    signal: float = 0.8  # share of a node's neighbours that are of its own topic; the others are any
-    words: float = 20.0  # of a text, on average, repetitions counted
+    signal: float = 0.8  # share of a node's neighbours with its own topic; the others have any
+    words: float = 20.0  # per text on average, counting repetitions
     told: float = 0.4  # share of the words that are chosen by the topic
     train: float = 0.45  # share of nodes to train on; 15 % are for validation
     seed: int = 0
@@ -37,9 +35,10 @@ class Writing:
 def texts(spec: str) -> Dataset:
     """`texts:N,E,F,C[,topics=…][,signal=…][,words=…][,told=…][,train=…][,seed=…]`.
 
-    N texts, E links, F words, C labels. Features say which words occur; `load` divides them by how many. Degrees have a
-    power law, as in `synthetic:`. `bound` of the data set is the expected accuracy, over test nodes, of the best rule
-    that is told the topic of every *other* node and how all was made: no model can be expected to score more.
+    N texts, E links, F words, C labels. Features are the words that occur, which `load` divides by their number.
+    Degrees have a power law, as in `synthetic:`. `bound` of the data set is the expected accuracy, over test nodes, of
+    the best rule that knows the topic of every *other* node and how the graph was made: no model can be expected to
+    score more.
 
     >>> 0.9 < texts("texts:300,1500,200,3").bound <= 1.0
     True
@@ -55,10 +54,9 @@ def texts(spec: str) -> Dataset:
     kinds = c * plan.topics
     topic = rng.integers(0, kinds, n)
     y = topic // plan.topics
-    weight = np.minimum(rng.pareto(1.2, n) + 1.0, 100.0)
-    indptr, copies = _indptr(weight, n, m), np.rint(weight).astype(np.int64)
+    indptr, copies = power_law(n, m, rng)
     indices, counts = _sources(indptr, topic, topic, copies, np.full(n, plan.signal), kinds, rng)
-    splits = _split(n, plan.train, 0.15, rng)
+    splits = random_split(n, plan.train, 0.15, rng)
     every = np.arange(1, f + 1) ** -FALL
     every /= every.sum()
     own = np.stack([rng.dirichlet(every * SPREAD) for _ in range(kinds)])
@@ -66,15 +64,11 @@ def texts(spec: str) -> Dataset:
     x, log = _words(topic, rate, rng)
     log += _links(indptr, indices, counts, topic, copies, plan.signal, kinds)
     bound = _right(log, plan.topics, c)[splits["test"]].mean()
-    places = torch.from_numpy(indptr)
-    graph = Graph(places, torch.from_numpy(indices), None, None, places[:-1].clone())
-    data = make(spec, graph, x, y, splits, classes=c, note=f"no model can be expected to score above {bound:.4f}")
-    data.bound = float(bound)
-    return data
+    return with_bound(make(spec, csr_graph(indptr, indices), x, y, splits, classes=c), bound)
 
 
 def _words(topic: np.ndarray, rate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Which words occur in each text; and of every topic the log of how likely that is."""
+    """Which words occur in each text, and the log-likelihood of each topic given these words."""
     absent = np.exp(-rate)  # of a Poisson number of occurrences
     weigh = (np.log(np.maximum(1 - absent, 1e-300)) - np.log(absent)).T
     x, log = np.empty((topic.size, rate.shape[1]), np.float32), np.empty((topic.size, len(rate)))
@@ -98,6 +92,6 @@ def _links(
 
 
 def _right(log: np.ndarray, topics: int, c: int) -> np.ndarray:
-    """Of every node the probability of the likeliest label."""
+    """The probability of each node's most likely label."""
     odds = np.exp(log - log.max(1, keepdims=True)).reshape(-1, c, topics).sum(2)
     return odds.max(1) / odds.sum(1)

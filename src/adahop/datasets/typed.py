@@ -1,4 +1,4 @@
-"""Typed data sets: a HeteroData with its graph, its labelled type and splits; from files and through PyG by name."""
+"""Typed data sets: a HeteroData with its graph, its labelled type and splits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from adahop.checks import InputError, as_tensor, one_of
 from adahop.datasets.base import labels_of, masks_of, scale_features
 from adahop.features import TypedFeatures
 from adahop.graph import Graph
+from adahop.mapped.data import SPLITS
 from adahop.ops import random
 
-SPLITS = ("train", "val", "test")
 REVERSE = "rev_"  # before the name of a relation: the same edges the other way
 
 
@@ -147,7 +147,7 @@ def prepare_typed(data: TypedDataset, kind: str) -> TypedDataset:
 
 
 def with_reverses(data: HeteroData) -> HeteroData:
-    """Every relation whose edges are nowhere the other way gets a second one, `rev_` before its name, that has them."""
+    """Add a reverse relation, named `rev_` and the name, for every relation whose reverse edges are not there yet."""
     for source, name, target in list(data.edge_types):
         store = data[source, name, target]
         if not _reversed(data, source, target, store.edge_index):
@@ -175,15 +175,20 @@ def _reversed(data: HeteroData, source: str, target: str, edges: Tensor) -> bool
     return False
 
 
+def first_mask(mask: Tensor) -> Tensor:
+    """The first of several splits, as booleans."""
+    return (mask[:, 0] if mask.dim() == 2 else mask).bool()
+
+
 def labelled_type(data: HeteroData) -> tuple[str | None, dict[str, Tensor]]:
-    """The type with labels, and its splits; what is missing of them is made: a fifth of the training nodes to validate
-    on, or three parts of 60, 20 and 20 % where there is no split at all."""
+    """The type with labels, and its splits. Missing ones are made: a fifth of the training nodes to validate on, or all
+    labelled nodes split 60/20/20 where there is no split at all."""
     kind = next((kind for kind in data.node_types if torch.is_tensor(data[kind].get("y"))), None)
     if kind is None:
         return None, {}
     store = data[kind]
     given = {part: store[f"{part}_mask"] for part in SPLITS if torch.is_tensor(store.get(f"{part}_mask"))}
-    splits = {part: (mask[:, 0] if mask.dim() == 2 else mask).bool() for part, mask in given.items()}
+    splits = {part: first_mask(mask) for part, mask in given.items()}
     if "train" not in splits:
         labelled = (store.y.reshape(len(store.y), -1) >= 0).all(1).nonzero().flatten()
         order = random.shuffled(labelled, random.key(0))

@@ -1,9 +1,9 @@
-"""advise: what to train one's own graph with, from a look at it and a race on validation within a given time.
+"""advise: recommends settings for a graph, from its statistics and a race on validation within a given time.
 
     look at the graph | time, memory and variance of every candidate | race: all, then three, then two | one command
 
-Candidates are fixed beforehand. Each is a run like any other; they get equal *seconds*, so that a method is judged by
-what it does on this machine. The advice says how sure it is: what is within the error of the first is named.
+Candidates are fixed beforehand. Each is an ordinary run; all get equal *seconds*, so that a method is compared by its
+results on this machine. The advice says how sure it is: candidates within the error of the best are named.
 """
 
 from __future__ import annotations
@@ -103,25 +103,25 @@ def homophily(data: NodeData) -> tuple[float | None, float | None]:
         return None, None
     source, target = source[both], target[both]
     other = source[torch.randperm(len(source), generator=torch.Generator().manual_seed(0))]
-    return _alike(data.y[source], data.y[target]), _alike(data.y[other], data.y[target])
+    return _agreement(data.y[source], data.y[target]), _agreement(data.y[other], data.y[target])
 
 
-def _alike(a: Tensor, b: Tensor) -> float:
+def _agreement(a: Tensor, b: Tensor) -> float:
     if not a.is_floating_point():
         return float((a == b).float().mean())
     common, either = (a * b).sum(1), ((a + b) > 0).sum(1)
     return float((common / either.clamp(min=1)).mean())
 
 
-def at_most(graph: Graph, h: Tensor) -> float:
+def max_reduction(graph: Graph, h: Tensor) -> float:
     """How much of uniform draws' variance the best odds could take away: 1 - sum (sum a|h|)^2 / sum n sum (a|h|)^2.
 
     Draws with replacement, before what both lose by the square of the mean; the sums are over a node's n neighbours,
     then over nodes. 0: all messages are equally large, and nothing can be learned.
 
     >>> star = Graph.from_edge_index([[1, 2], [0, 0]])
-    >>> at_most(star, torch.tensor([[0.0], [1.0], [1.0]])), at_most(star, torch.tensor([[0.0], [0.0], [1.0]]))
-    (0.0, 0.5)
+    >>> [max_reduction(star, torch.tensor([[0.0], [h], [1.0]])) for h in (1.0, 0.0)]
+    [0.0, 0.5]
     """
     size = torch.linalg.vector_norm(h.float(), dim=1, keepdim=True)
     best = full_sums(graph, size).double().square().sum()
@@ -129,13 +129,13 @@ def at_most(graph: Graph, h: Tensor) -> float:
     return float(1.0 - best / even) if float(even) > 0 else 0.0
 
 
-def room_of_learning(model: GNN, graph: Graph, x: Tensor) -> list[float] | list[dict[str, float]]:
-    """`at_most` of every layer, with the messages that a model passes now; in a typed graph, of each relation."""
+def learnable_share(model: GNN, graph: Graph, x: Tensor) -> list[float] | list[dict[str, float]]:
+    """`max_reduction` of every layer, with the messages that a model passes now; in a typed graph, of each relation."""
     inputs = (model.inference(graph, x, until=layer) for layer in range(len(model.convs)))
     if graph.types is None:
-        return [at_most(graph, h) for h in inputs]
+        return [max_reduction(graph, h) for h in inputs]
     views = {"__".join(name): graph.of_relation(r) for r, name in enumerate(graph.relations)}
-    return [{name: at_most(view, h) for name, view in views.items()} for h in inputs]
+    return [{name: max_reduction(view, h) for name, view in views.items()} for h in inputs]
 
 
 def in_words(learning: list[float] | list[dict[str, float]]) -> list[str]:
@@ -192,7 +192,7 @@ class Candidate:
         self.relative = sum(row["relative"] for row in last) / len(last)
 
     def go(self, seconds: float) -> None:
-        """Train and evaluate for about so long, an epoch at least where it fits in twice the time."""
+        """Train and evaluate for about this long; at least one epoch where it takes less than twice the time."""
         run, began = self.run, time.perf_counter()
         assert run.steps is not None
         self.rounds += 1
@@ -203,7 +203,7 @@ class Candidate:
                 if time.perf_counter() - began > 2 * seconds:
                     break
             with run.average.applied():
-                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.team)
+                judged = Judged(run.model, run.data, run.sampler.graph, run.data.metric, run.strategy)
                 run.closed(judged.scores())
             if run.result.best_epoch == run.result.epochs:
                 self.best = Arm(0.0, [run.result.val], judged.without_groups())
@@ -244,7 +244,7 @@ def advise(
                 say(f"{_name(one)}: {cost}, variance {one.relative:.2g}")
             _race(running, until, say)
             first, *others = sorted(running, key=lambda one: (-one.rounds, -one.run.result.val))
-            learning = room_of_learning(first.run.model, first.run.sampler.graph, first.run.data.x)
+            learning = learnable_share(first.run.model, first.run.sampler.graph, first.run.data.x)
         finally:
             for one in running:
                 one.run.steps = None
@@ -310,8 +310,8 @@ def _why(first: Candidate, others: list[Candidate], learning: list[float] | list
         f"{error:.4f} ({clear})"
     )
     slowest = max(one.step_ms for one in [first, *others])
-    room = ", ".join(in_words(learning))
+    shares = ", ".join(in_words(learning))
     return (
         f"{lead}; a step takes {first.step_ms:.1f} ms where the slowest candidate takes {slowest:.1f}; learned odds "
-        f"can take away at most {room} of uniform draws' variance, by layer"
+        f"can take away at most {shares} of uniform draws' variance, by layer"
     )

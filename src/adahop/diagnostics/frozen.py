@@ -1,4 +1,4 @@
-"""A frozen model and a sampler's twin: to measure without leaving a trace in either."""
+"""A frozen model and a sampler's twin, so that measuring changes neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURE = 1 << 42  # counters for measuring, away from those of training
 
 
 def twin(sampler: Sampler, seed: int, **changes: Any) -> Sampler:
-    """A sampler that draws as this one does, from a stream of its own; its steps and scratch are its own too."""
+    """A copy of a sampler with its own random stream, step and scratch."""
     other: Sampler = sampler.twin()
     other.seed = random.key(seed, MEASURE)
     for name, value in changes.items():
@@ -31,7 +31,7 @@ def twin(sampler: Sampler, seed: int, **changes: Any) -> Sampler:
 
 @contextlib.contextmanager
 def frozen(model: GNN, plain: bool = False) -> Iterator[GNN]:
-    """No dropout, nothing written into memories; with `plain` the memories rest altogether."""
+    """No dropout and nothing written to memories; with `plain`, memories are not read either."""
     was, own = model.training, model.memories
     model.eval()
     if plain:
@@ -53,7 +53,7 @@ def recorded(model: GNN) -> Iterator[dict[int, Messages | TypedMessages]]:
 
 @contextlib.contextmanager
 def listening(model: GNN, listener: Callable[[int, Messages], None]) -> Iterator[None]:
-    """Inside, every layer's messages go to the listener, with the layer's number."""
+    """Inside, the listener is called with every layer's number and messages."""
     with contextlib.ExitStack() as stack:
         for layer, conv in enumerate(model.layers()):
             stack.enter_context(listen(conv, functools.partial(listener, layer)))

@@ -45,16 +45,16 @@ class _Tally:
         self.ess, self.busy = 0.0, 0
         self.seen = torch.zeros_like(truth.true)
 
-    def add(self, said: Messages, drawn: bool) -> None:
+    def add(self, messages: Messages, drawn: bool) -> None:
         """The nodes come first among the targets of every block, whatever was drawn above."""
-        p, block, mapped = self.nodes, said.block, self.layer not in self.truth.remembered
+        p, block, mapped = self.nodes, messages.block, self.layer not in self.truth.with_memory
         true = self.truth.sums[self.layer, self.relation]
-        mine = estimate(said, mapped)[:p, ..., : true.shape[-1]]  # a GPU's rows may end in zeros
+        mine = estimate(messages, mapped)[:p, ..., : true.shape[-1]]  # a GPU's rows may end in zeros
         gap = (mine - true).flatten(1).double()
         self.square.append(float(gap.square().sum(1).mean()))
         m = int(block.ptr[p])
         chance, pos = block.drawn()[:m], block.pos[:m]
-        square = said.read(energy)[:m].double()
+        square = messages.read(energy)[:m].double()
         self.energy.append(float(square[chance].sum()) / p)
         self.seen |= not drawn
         self.seen[torch.searchsorted(self.truth.pos, pos)] = True

@@ -45,11 +45,11 @@ class Oracle(Policy):
 @torch.no_grad()
 def oracle_weights(model: GNN, sampler: NeighborSampler, x: Tensor, truth: Truth, layer: int, repeats: int) -> Tensor:
     """sqrt(E|m_ij|^2), [E], filled in for all edges of the truth's nodes, with the layers below drawn."""
-    still = set(range(layer)) <= sampler.skip  # nothing below is left to chance
+    exact_below = set(range(layer)) <= sampler.skip
     everyone = at_layer(sampler, layer, None, sampler.seed + 1, sized=sampler.sized.all_of(layer))
     total = torch.zeros(truth.graph.num_edges, device=truth.graph.device)
     with recorded(model) as found:
-        for _ in range(1 if still else repeats):
+        for _ in range(1 if exact_below else repeats):
             run(model, x, everyone.sample(truth.nodes), layer + 1)
             total[found[layer].block.pos] += found[layer].read(energy)
     return total.sqrt()

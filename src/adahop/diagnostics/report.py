@@ -1,4 +1,4 @@
-"""variance: all that is known of a sampler's noise, layer by layer; and a probe for it during training."""
+"""variance: measures a sampler's noise layer by layer; and a probe that does so during training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adahop.samplers import Sampler
 from adahop.seams import LabelledData
 from adahop.typed import Relation
 
-NOTHING = 1e-10  # a share of |mu|^2 below which a variance is rounding
+ROUNDING = 1e-10  # a variance below this share of |mu|^2 is rounding error
 
 
 def variance(
@@ -57,13 +57,13 @@ def variance(
     with frozen(model):
         truth = Truth(model, graph, data.x, nodes)
         own = measure(model, twin(sampler, random.key(seed, 1)), data.x, truth, repeats)
-    even = _uniform(model, sampler, data.x, truth, repeats, seed) if "uniform" in against else [None] * len(own)
+    uniform = _uniform(model, sampler, data.x, truth, repeats, seed) if "uniform" in against else [None] * len(own)
     best = _oracles(model, sampler, data.x, truth, repeats, seed) if "oracle" in against else [None] * len(own)
     noise = gradient_variance(model, sampler, data, truth.nodes, repeats, random.key(seed, 3)) if gradient else None
     names = graph.relations or (None,)
     return [
         _row(names[mine.relation], mine, worse, better, truth.size(mine.layer, mine.relation), noise)
-        for mine, worse, better in zip(own, even, best, strict=True)
+        for mine, worse, better in zip(own, uniform, best, strict=True)
     ]
 
 
@@ -100,13 +100,13 @@ def _oracles(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int
 
 def _uniform(model: GNN, sampler: Sampler, x: Tensor, truth: Truth, repeats: int, seed: int) -> list[Measured | None]:
     with frozen(model, plain=True):
-        return measure(model, twin(sampler.even(), random.key(seed, 2)), x, truth, repeats)
+        return measure(model, twin(sampler.uniform(), random.key(seed, 2)), x, truth, repeats)
 
 
 def _row(
     relation: Relation | None,
     mine: Measured,
-    even: Measured | None,
+    uniform: Measured | None,
     best: Measured | None,
     size: float,
     noise: float | None,
@@ -115,9 +115,9 @@ def _row(
         if other is None:
             return None
         top, bottom = getattr(mine, name), getattr(other, name)
-        if bottom > NOTHING * size:
+        if bottom > ROUNDING * size:
             return top / bottom
-        return 1.0 if top <= NOTHING * size else None  # nothing over nothing
+        return 1.0 if top <= ROUNDING * size else None  # nothing over nothing
 
     return {
         "layer": mine.layer + 1,
@@ -125,7 +125,7 @@ def _row(
         "variance": mine.variance,
         "error": mine.error,
         "relative": mine.variance / max(size, 1e-30),
-        "over_uniform": over("variance", even),
+        "over_uniform": over("variance", uniform),
         "over_oracle": over("variance", best),
         "effective": mine.effective,
         "effective_over_oracle": over("effective", best),

@@ -1,4 +1,4 @@
-"""The truth that estimates are held against: each layer's sum over all neighbours, of the exact h below."""
+"""The truth that estimates are compared with: each layer's sum over all neighbours, of the exact h below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adahop.ops import segment_of, segment_sum, spans
 
 
 class Truth:
-    """One pass over the whole graph, memories at rest. `nodes` are kept sorted, each once.
+    """Exact sums from one pass over the whole graph without memories. `nodes` are sorted and unique.
 
     sums[l, r] [P, ...]: layer l's exact sum over relation r for the nodes of its target type (all, in a graph of one
     relation), of h for the layers with a memory, else of the messages as the layer forms them (W h where it maps first,
@@ -41,14 +41,14 @@ class Truth:
             self.first = {r: many[target] for r, (_, target) in enumerate(t.ends) if many[target]}
         for of, n in enumerate(many):
             self.place[nodes[kind == of]] = torch.arange(n, device=graph.device)
-        self.remembered = frozenset(int(layer) for layer in model.memories)
+        self.with_memory = frozenset(int(layer) for layer in model.memories)
         self.sums: dict[tuple[int, int], Tensor] = {}
         with frozen(model, plain=True), listening(model, self._add):
             model.inference(graph, x)
 
     def _add(self, layer: int, messages: Messages | TypedMessages) -> None:
-        """As the pass over the graph goes by: values are those of all nodes, a chunk's edges those of some."""
-        mapped = layer not in self.remembered
+        """Called during the pass, chunk by chunk: values are those of all nodes, edges those of the chunk."""
+        mapped = layer not in self.with_memory
         for r, m in messages.by_relation():
             if r not in self.first:
                 continue
@@ -61,5 +61,5 @@ class Truth:
             self.sums[layer, r] += segment_sum(part, row[mine], self.first[r])
 
     def size(self, layer: int, relation: int = 0) -> float:
-        """Mean |mu|^2: what makes a variance small or large."""
+        """Mean |mu|^2, which variances are compared with."""
         return float(self.sums[layer, relation].flatten(1).double().square().sum(1).mean())

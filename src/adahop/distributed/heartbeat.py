@@ -1,4 +1,4 @@
-"""Heartbeat: when a rank dies or stops, the others name it and end instead of waiting for ever."""
+"""Heartbeat: when a rank dies or hangs, the others name it and end instead of waiting for ever."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ class Heartbeat:
         found = [self.store.get(f"who/{r}").decode().split() for r in others]  # waits for them
         self.who = {r: (host, int(pid)) for r, (host, pid) in zip(others, found, strict=True)}
         self.seen: dict[int, tuple[str, float]] = {r: ("", time.monotonic()) for r in others}
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._go, name="adahop-heartbeat", daemon=True)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="adahop-heartbeat", daemon=True)
         self.thread.start()
 
     def _beat(self, rank: int) -> str:
         return f"beat/{rank}"
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         beats = 0
-        while not self.over.wait(BEAT):
+        while not self.stopped.wait(BEAT):
             beats += 1
             try:
                 self.store.set(self._beat(self.rank), str(beats))
                 self.read_beats()
             except RuntimeError:  # the store itself is gone
-                if not self.over.is_set():
+                if not self.stopped.is_set():
                     _end("the process that started the job, or rank 0, cannot be reached")
-            lost = [r for r, (said, when) in self.seen.items() if said != DONE and time.monotonic() - when > LOST]
-            if lost and not self.over.is_set():
+            lost = [r for r, (beat, when) in self.seen.items() if beat != DONE and time.monotonic() - when > LOST]
+            if lost and not self.stopped.is_set():
                 _end(f"{self.named(lost[0])} has sent no heartbeat for {LOST:.0f} s")
 
     def read_beats(self) -> None:
         for r in self.seen:
-            said = self.store.get(self._beat(r)).decode()
-            if said != self.seen[r][0]:
-                self.seen[r] = said, time.monotonic()
+            beat = self.store.get(self._beat(r)).decode()
+            if beat != self.seen[r][0]:
+                self.seen[r] = beat, time.monotonic()
 
     def named(self, rank: int) -> str:
         host, pid = self.who[rank]
@@ -72,7 +72,7 @@ class Heartbeat:
                 return self.named(r)
         return None
 
-    def blame(self, error: Exception) -> NoReturn:
+    def end_naming_dead(self, error: Exception) -> NoReturn:
         """A collective call failed: name the rank that died. Elsewhere the missing heartbeat ends this process."""
         until = time.monotonic() + LOST + 5
         while time.monotonic() < until:
@@ -83,7 +83,7 @@ class Heartbeat:
         raise error
 
     def stop(self) -> None:
-        self.over.set()
+        self.stopped.set()
         self.thread.join()
         with contextlib.suppress(RuntimeError):
             self.store.set(self._beat(self.rank), DONE)
@@ -117,9 +117,9 @@ def session(device: str = "cpu") -> Iterator[bool]:
     except RuntimeError as error:
         if not _of_a_peer(error):
             raise
-        heartbeat.blame(error)
+        heartbeat.end_naming_dead(error)
     heartbeat.stop()
-    Peers().wait()  # rank 0 may host the store: it stays until all are done with it
+    Peers().barrier()  # rank 0 may host the store: it stays until all are done with it
     leave()
 
 

@@ -1,11 +1,10 @@
-"""Peers: the processes of one training and their collective calls, which all ranks make in the same order."""
+"""Peers: the ranks of one training and their collective calls, which all of them make in the same order."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +54,7 @@ def leave() -> None:
 
 
 class Peers:
-    """Rank, size, and collective calls that count their bytes; `sent` is what this rank sent."""
+    """Rank, size, and collective calls; `sent` counts the bytes that this rank sent."""
 
     def __init__(self) -> None:
         self.rank, self.size, self.sent = dist.get_rank(), dist.get_world_size(), 0
@@ -78,7 +77,7 @@ class Peers:
         many = whole[-len(here) :].tolist()
         return [(t / n).view_as(p) if n else None for t, n, p in zip(parts, many, like, strict=True)]
 
-    def gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """The tensors of all ranks, one list per rank: equal in number and dtype, with any first dimension."""
         packed, shape = _pack(tensors)
         sizes = [torch.empty_like(shape) for _ in range(self.size)]
@@ -92,7 +91,7 @@ class Peers:
         self.sent += (most + shape.numel() * 8) * (self.size - 1)
         return [_unpack(flat, s, tensors) for flat, s in zip(got, sizes, strict=True)]
 
-    def swap(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    def all_to_all(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """parts[r] goes to rank r; returns what each rank sent here. All parts have the same dtypes."""
         packed = [_pack(part) for part in parts]
         shapes = [s for _, s in packed]
@@ -104,13 +103,7 @@ class Peers:
         self.sent += sum(packed[r][0].numel() + head for r in range(self.size) if r != self.rank)
         return [_unpack(flat, s, parts[0]) for flat, s in zip(got, theirs, strict=True)]
 
-    def tell(self, value: Any, rank: int = 0) -> Any:
-        """Broadcasts a plain value of one rank."""
-        box = [value]
-        dist.broadcast_object_list(box, src=rank)
-        return box[0]
-
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self.total(0.0)
 
 

@@ -1,7 +1,18 @@
-"""Beyond memory: graphs and features mapped from files, policy state and histories in files of their own."""
+"""Graphs and features in files that are mapped into memory, for data sets larger than memory."""
 
 from adahop.mapped.data import graph_of, save
-from adahop.mapped.folder import Folder, cache, kept, manifest, opened, read, scratch
+from adahop.mapped.folder import Folder, cache_path, cached_arrays, manifest, open_array, read, scratch
 from adahop.mapped.graph import MappedGraph
 
-__all__ = ["Folder", "MappedGraph", "cache", "graph_of", "kept", "manifest", "opened", "read", "save", "scratch"]
+__all__ = [
+    "Folder",
+    "MappedGraph",
+    "cache_path",
+    "cached_arrays",
+    "graph_of",
+    "manifest",
+    "open_array",
+    "read",
+    "save",
+    "scratch",
+]

@@ -1,4 +1,4 @@
-"""A data set as a folder of mapped arrays: what `load` and each rank of several read."""
+"""A data set as a folder of mapped arrays, which `load` and the ranks of a partitioned training read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ROWS = 1 << 14  # copied at once
 
 
 def save(data: NodeData, out: str | Path, order: Tensor | None = None, loops: bool = False, **more: Any) -> None:
-    """Write it, its features as they are, prepared or not; `more` joins the manifest.
+    """Write a data set, with its features as they are; `more` joins the manifest.
 
-    With an `order`, node order[i] is node i of the folder, which then holds the order as `original`. With `loops` rows
-    begin with a loop: models that add one to every node then need no second graph, see `looped`.
+    With an `order`, node order[i] becomes node i of the folder, which stores the order as `original`. With `loops`,
+    rows begin with a self-loop, so that models which add one to every node need no second graph, see `looped`.
     """
     graph = data.graph if order is None else renumbered(data.graph, order)
     about = {"loops": True} if flag(loops, "loops") else {}

@@ -1,4 +1,4 @@
-"""Arrays on disk: a folder of .npy files with a manifest, mapped into memory and read a page at a time."""
+"""Arrays on disk: a folder of .npy files with a manifest, mapped into memory."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from adahop.ops import no_more_than_asked
 from adahop.records import write_whole
 
 MANIFEST = "manifest.json"
-FORMATS = ("adahop folder 1", "adahop folder 2")  # in the second, rows begin with a loop that is not the user's
+FORMATS = ("adahop folder 1", "adahop folder 2")  # in the second, rows begin with an added self-loop
 PIECE = 1 << 24  # bytes read at once
 Arrays = dict[str, np.ndarray]
 
 
 class Folder:
-    """Writes a folder of arrays, whole or not at all: made beside, named when all is there.
+    """Writes a folder of arrays, completely or not at all: under a temporary name, renamed when it is complete.
 
-    `save` writes an array at hand; `array` gives one to fill piece by piece, which never has to fit into memory.
+    `save` writes an array; `array` returns one to fill piece by piece, which need not fit into memory.
 
     >>> import tempfile; home = Path(tempfile.mkdtemp()) / "graph"
     >>> with Folder(home, {"name": "two"}) as folder: folder.save("x", np.ones(2))
@@ -55,7 +55,7 @@ class Folder:
         return self
 
     def array(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """Zeros in a file of its own; what is written to them goes to the disk."""
+        """A mapped array of zeros in a file of its own."""
         path, kind = self.part / f"{name}.npy", np.dtype(dtype)
         self.names.append(name)
         try:
@@ -93,7 +93,7 @@ class Folder:
         try:
             os.rename(self.part, self.path)
         except OSError as e:
-            if not (self.path / MANIFEST).is_file():  # another process wrote the same meanwhile: as good as ours
+            if not (self.path / MANIFEST).is_file():  # unless another process has written the same folder meanwhile
                 raise InputError(f"{self.path} must be writable, got {e.strerror or e}") from None
 
 
@@ -111,7 +111,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise InputError(f"{file} must have the {known['bytes']} bytes that {MANIFEST} names, got {got}")
         if not os.environ.get("ADAHOP_TRUST") and _crc(file) != known["crc32"]:
             raise InputError(f"{file} must be as it was written, got another checksum than that in {MANIFEST}")
-        out[name] = opened(file)
+        out[name] = open_array(file)
     return out, meta
 
 
@@ -129,8 +129,8 @@ def manifest(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, meta
 
 
-def opened(path: Path) -> Tensor:
-    """The array of a .npy file, mapped: pages are read when touched. Writing to it changes this process's copy only."""
+def open_array(path: Path) -> Tensor:
+    """The array of a .npy file, mapped: pages are read on access. Writes change this process's copy only."""
     try:
         with open(path, "rb") as f:
             version = np.lib.format.read_magic(f)
@@ -147,9 +147,9 @@ def opened(path: Path) -> Tensor:
 
 
 def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype, reserve: bool = True) -> Tensor:
-    """Zeros in a nameless file of the folder: written out where memory is short, gone with the process.
+    """Zeros in a nameless file of the folder: written to the disk when memory is short, deleted with the process.
 
-    Unless it is reserved, only what is written takes room on the disk.
+    Without `reserve`, only what is written takes space on the disk.
     """
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     size = math.prod(shape) * kind.itemsize
@@ -167,13 +167,13 @@ def scratch(folder: str | Path, shape: tuple[int, ...], dtype: torch.dtype, rese
     return no_more_than_asked(torch.from_numpy(np.frombuffer(pages, kind).reshape(shape)))
 
 
-def cache(*names: str) -> Path:
-    """A path for what can be made again: below ADAHOP_CACHE, or ~/.cache/adahop."""
+def cache_path(*names: str) -> Path:
+    """A path in the cache: below ADAHOP_CACHE, or ~/.cache/adahop."""
     return Path(os.environ.get("ADAHOP_CACHE") or Path.home() / ".cache" / "adahop").joinpath(*names)
 
 
-def kept(path: Path, fits: Callable[[Arrays], bool], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays of a .npz file; made, and written where that is possible, if none can be read that `fits`."""
+def cached_arrays(path: Path, fits: Callable[[Arrays], bool], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays of a .npz file. If it cannot be read or does not `fit`, they are made, and written if possible."""
     with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as z:  # missing, truncated, of another kind
         found = {name: z[name] for name in z.files}
         if fits(found):
@@ -186,7 +186,7 @@ def kept(path: Path, fits: Callable[[Arrays], bool], make: Callable[[], Arrays])
 
 
 def _private(f: BinaryIO) -> mmap.mmap:
-    """Copy on write, so that nothing can reach the file; no memory is set aside for copies that never come."""
+    """Copy on write, so that the file cannot be changed; no memory is reserved for the copies."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -194,7 +194,7 @@ def _private(f: BinaryIO) -> mmap.mmap:
 
 
 def _reserve(f: Any, size: int) -> None:
-    """Room on the disk now: a mapped page that finds none later would kill the process."""
+    """Reserve space on the disk: a mapped page that finds none later would kill the process."""
     f.flush()
     if size and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(f.fileno(), 0, size)

@@ -1,4 +1,4 @@
-"""MappedGraph: a graph whose arrays stay on disk; normalising it writes a folder instead of filling memory."""
+"""MappedGraph: a graph whose arrays stay on disk; its normalised form is written to disk, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adahop.checks import InputError, one_of
 from adahop.graph import Graph
-from adahop.mapped.folder import MANIFEST, Folder, cache, manifest, read
+from adahop.mapped.folder import MANIFEST, Folder, cache_path, manifest, read
 from adahop.ops import ask_for, in_file, no_more_than_asked, normalise, prepend, ranges, segment_of
 from adahop.typed import EdgeFeatures
 
@@ -23,9 +23,9 @@ EDGES = 1 << 22  # edges at once
 
 
 class MappedGraph(Graph):
-    """A Graph from a folder of `adahop convert --mmap`. Draws touch the pages they need; O(N) work is done in memory.
+    """A Graph from a folder of `adahop convert --mmap`. Draws read only the pages they need; O(N) arrays are in memory.
 
-    `edge_index()`, `dst()` and `edge_weight()` still make what they say, in memory.
+    `edge_index()`, `dst()` and `edge_weight()` still make an array of all edges in memory.
     """
 
     def __init__(self, home: Path, arrays: dict[str, Tensor], name: str):
@@ -40,21 +40,21 @@ class MappedGraph(Graph):
 
     @classmethod
     def of(cls, home: Path, arrays: dict[str, Tensor]) -> MappedGraph:
-        """From a folder's arrays; its name is made of the manifest's checksums, so nothing is read for it."""
+        """From a folder's arrays; its name comes from the checksums in the manifest, without reading the arrays."""
         check_arrays(home, arrays, ("indptr", "indices", "first"))
         return cls(home, arrays, name_of(home))
 
     def hash(self) -> str:
         return self.name
 
-    def soon(self, rows: Tensor) -> None:
+    def prefetch(self, rows: Tensor) -> None:
         begin, last = self.indptr[rows], self.last[rows]
         for t in self._in_files:
             ask_for(t, begin, last)
 
     @functools.cached_property
     def _in_files(self) -> list[Tensor]:
-        """Those of its arrays with an entry per edge that have to be read from the disk."""
+        """Its arrays with an entry per edge that are read from the disk."""
         arrays = (self.indices, self.edges.weight, self.edges.eid)
         return [no_more_than_asked(t) for t in arrays if t is not None and in_file(t)]
 
@@ -62,26 +62,26 @@ class MappedGraph(Graph):
         return self if torch.device(device).type == "cpu" else super().to(device, non_blocking)
 
     def normalized(self, kind: str | None = "row", self_loops: bool = True) -> Graph:
-        """As `Graph.normalized`, kept in a folder inside the graph's own (or under ADAHOP_CACHE) for the next time."""
+        """As `Graph.normalized`, cached in a folder inside the graph's own (or under ADAHOP_CACHE)."""
         if kind is not None:
             one_of(kind, ("row", "sym"), "kind")
         if kind is None and not self_loops:
             return self
-        home = self._kept(f"{kind or 'raw'}{'-loops' if self_loops else ''}")
+        home = self._normalized_home(f"{kind or 'raw'}{'-loops' if self_loops else ''}")
         if not (home / MANIFEST).is_file():
             _write(self, home, kind, self_loops)
         arrays = read(home)[0]
-        rest = {k: t for k, t in self._tensors() if k not in arrays}  # without loops only the weights are new
+        rest = {k: t for k, t in self._tensors() if k not in arrays}  # without self-loops only the weights are new
         if self.attr is not None:
             rest["attr"] = self.attr.tables[0]
         return MappedGraph(home, {**rest, **arrays}, f"{self.name}-{home.name}")
 
-    def _kept(self, part: str) -> Path:
+    def _normalized_home(self, part: str) -> Path:
         """Where the normalised graph is, or will be."""
         inside = self.home / f"normalized-{part}"
         if (inside / MANIFEST).is_file() or os.access(self.home, os.W_OK):
             return inside
-        return cache("normalized", f"{self.name}-{part}")
+        return cache_path("normalized", f"{self.name}-{part}")
 
 
 def check_arrays(home: Path, arrays: dict[str, Tensor], names: tuple[str, ...]) -> None:
@@ -97,7 +97,7 @@ def name_of(home: Path) -> str:
 
 
 def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
-    """The arrays that are new in the normalised graph, some nodes' edges in memory at a time."""
+    """Write the arrays that differ in the normalised graph, with the edges of some nodes in memory at a time."""
     places = g.indptr + torch.arange(g.num_nodes + 1) if loops else g.indptr
     m = int(places[-1])
     with Folder(home, {"of": g.name}) as folder:
@@ -110,7 +110,7 @@ def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
             out["indices"] = folder.array("indices", g.indices.numpy().dtype, (m,))
             out["eid"] = folder.array("eid", np.int32 if m < 2**31 else np.int64, (m,))
         parts, root = ranges(g.indptr, EDGES), torch.zeros(g.num_nodes, dtype=torch.double)
-        for a, b in parts if kind == "sym" else ():  # a first pass: the other end's sum is needed before its turn
+        for a, b in parts if kind == "sym" else ():  # a first pass, as an edge's weight needs the sums of both ends
             ptr, found = _edges(g, a, b, loops)
             root[a:b].index_add_(0, segment_of(ptr, len(found["weight"])), found["weight"].double())
         root = root.rsqrt().masked_fill(root == 0, 0.0)
@@ -126,7 +126,7 @@ def _write(g: MappedGraph, home: Path, kind: str | None, loops: bool) -> None:
 
 
 def _edges(g: MappedGraph, a: int, b: int, loops: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """The pointer, sources, weights and ids of the edges of nodes a..b, with a loop before those of each."""
+    """The pointer, sources, weights and ids of the edges of nodes a..b; with `loops`, a self-loop first in each row."""
     lo, hi, nodes = int(g.indptr[a]), int(g.indptr[b]), torch.arange(a, b)
     ptr = g.indptr[a : b + 1] - lo
     found = {

@@ -1,7 +1,7 @@
-"""A graph in files that begin each row with the node's own loop: A + I needs no second graph, its weights no file.
+"""A graph in files whose rows begin with the node's self-loop: A + I is not stored a second time, nor are its weights.
 
-Nothing is stored by edge but its source: a normalised weight is one over the degree (where the user's own weights are
-stored, the weight over their sum, a number per node), and an edge's number follows from its place and its row.
+Of an edge only the source is stored. A normalised weight is 1 / degree (or, where the user's own weights are stored,
+the weight over their sum, one number per node), and an edge's id follows from its place and its row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adahop.checks import one_of
 from adahop.graph import Graph
-from adahop.mapped.folder import MANIFEST, Folder, opened
+from adahop.mapped.folder import MANIFEST, Folder, open_array
 from adahop.mapped.graph import EDGES, MappedGraph, check_arrays, name_of
 from adahop.ops import Edges, ranges
 
@@ -24,9 +24,9 @@ PLAIN = ("indptr", "indices", "weight", "eid", "first")
 
 
 class LoopedGraph(MappedGraph):
-    """A + I as it is stored; with `mean`, weights over their row's sum.
+    """A + I as it is stored; with `mean`, each weight is divided by its row's sum.
 
-    `weight` and `eid` of all places are made in memory if something asks for them; draws, sums and updates do not.
+    `weight` and `eid` of all edges are made in memory on access; draws, sums and updates do not need them.
     """
 
     def __init__(self, home: Path, arrays: dict[str, Tensor], name: str, mean: bool = False):
@@ -71,8 +71,8 @@ class LoopedGraph(MappedGraph):
 
 
 class UnloopedGraph(Graph):
-    """A of a folder that holds A + I. Normalised with loops it is read as it lies; without, or where something asks for
-    its arrays, they are made in memory."""
+    """A of a folder that holds A + I. With self-loops, its normalised form reads the stored arrays; without, and for
+    access to its own arrays, they are made in memory."""
 
     def __init__(self, home: Path, arrays: dict[str, Tensor]):
         check_arrays(home, arrays, ("indptr", "indices"))
@@ -120,7 +120,7 @@ class UnloopedGraph(Graph):
         return self if torch.device(device).type == "cpu" else self.plain.to(device, non_blocking)
 
     def normalized(self, kind: str | None = "row", self_loops: bool = True) -> Graph:
-        """With loops as it lies; weights by both ends' degrees ("sym") are kept in a file beside it."""
+        """With self-loops, from the stored arrays; the weights of "sym" are cached in a file beside it."""
         if kind is not None:
             one_of(kind, ("row", "sym"), "kind")
         if not self_loops:
@@ -134,8 +134,8 @@ class UnloopedGraph(Graph):
 
 
 def _by_both_ends(g: LoopedGraph) -> Tensor:
-    """Weights divided by the roots of both ends' sums, in a file that is written at the first time."""
-    home = g._kept("sym-loops")
+    """Weights divided by the square roots of both ends' sums, cached in a file."""
+    home = g._normalized_home("sym-loops")
     if not (home / MANIFEST).is_file():
         total = g.edges.total
         root = (g.degree().double() if total is None else total).rsqrt()
@@ -146,11 +146,11 @@ def _by_both_ends(g: LoopedGraph) -> Tensor:
                 row = torch.repeat_interleave(torch.arange(a, b), g.indptr[a : b + 1].diff())
                 weight = 1.0 if g.relative is None else g.relative[lo:hi].double()
                 out[lo:hi] = (weight * root[row] * root[g.indices[lo:hi].long()]).numpy()
-    return opened(home / "weight.npy")
+    return open_array(home / "weight.npy")
 
 
 def save_looped(graph: Graph, folder: Folder) -> None:
-    """Write the arrays of A + I: numbers of edges only where the user's order is another, sums only of weights."""
+    """Write the arrays of A + I: edge ids only where the user's order differs, row sums only of given weights."""
     looped = graph._with_loops()
     folder.save("indptr", looped.indptr)
     folder.save("indices", looped.indices)

@@ -15,39 +15,39 @@ from adahop.block import Block, nothing
 from adahop.checks import InputError, between, count, of_kind, one_of, room_for
 from adahop.features import Features, TableValues, Values, mapped
 from adahop.graph import Graph
-from adahop.models.whole import Filled, from_all, in_pieces
+from adahop.models.full_graph import ChunkedRows, full_batch, in_chunks
 from adahop.ops import ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, build, dial, sum_of_all, sum_with_variate
+from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, controlled, dial, make_exact, make_variate
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
-State = dict[str, Tensor]  # what a node carries along beside h; rows follow h's
+State = dict[str, Tensor]  # what a node carries from layer to layer beside h, a row per row of h
 
 
 class Parts(Protocol):
-    """Several processes' pass over the graph: the rows of this one, and h of all rows from those of every process."""
+    """A pass over the graph by several processes: the range of rows of this one, and h of all rows from every one's."""
 
     rows: tuple[int, int]
 
-    def whole(self, h: Tensor) -> Tensor: ...
+    def all_rows(self, h: Tensor) -> Tensor: ...
 
 
 class GNN(nn.Module):
     """arch="plain": h <- act(conv(h)), the last layer gives the outputs (Kipf).
 
-    arch="residual": z = linear(x), h <- tanh(conv(h) + z), outputs linear(h) (the skeleton of the paper's own code).
-    `activation` (relu, elu or tanh) replaces either's own.
-    `graph` says how the model wants its graph normalised: (kind, self_loops). `edges` are the features of an edge that
-    it reads, none unless told: U e_ij joins the message, or the score where there is attention.
+    arch="residual": z = linear(x), h <- tanh(conv(h) + z), outputs linear(h) (the architecture of the paper's code).
+    `activation` (relu, elu or tanh) replaces the default of either.
+    `graph` is the normalisation of the graph that the model expects: (kind, self_loops). `edges` is the number of edge
+    features that it reads, 0 by default: U e_ij joins the message, or the score where there is attention.
     """
 
     graph: tuple[str, bool] = ("row", True)
-    weights = "fixed"  # how a_ij comes about, see `adahop.methods`
-    estimators: tuple[str, ...] = ESTIMATORS  # that it has sums for
-    typed = False  # whether it is a model over nodes of several types, with several relations
-    pads = True  # whether its layers take padded blocks
-    activation = "relu"  # of arch="plain"; the residual skeleton has tanh
+    weights = "fixed"  # where a_ij comes from, see `adahop.methods`
+    estimators: tuple[str, ...] = ESTIMATORS  # those that it supports
+    typed = False  # whether it is a model of graphs with several node types and relations
+    takes_padded = True  # whether its layers take padded blocks
+    activation = "relu"  # default of arch="plain"; that of "residual" is tanh
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class GNN(nn.Module):
         self.arch = one_of(arch, ("plain", "residual"), "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
         name = activation if activation is not None else ("tanh" if arch == "residual" else self.activation)
-        self.bend = ACTIVATIONS[one_of(name, ACTIVATIONS, "activation")]
+        self.activate = ACTIVATIONS[one_of(name, ACTIVATIONS, "activation")]
         inputs, hidden, outputs = (
             count(v, 1, w) for v, w in zip((inputs, hidden, outputs), ("inputs", "hidden", "outputs"), strict=True)
         )
         count(layers, 1, "layers")
         self.memories = nn.ModuleDict()
-        self.storage = MEMORY  # where what is held per node lies
-        self.remembers = True  # whether sums use the memories; while not, memories stay as they are
+        self.storage = MEMORY  # of what is held per node
+        self.remembers = True  # whether sums use the memories; while False, memories are not changed either
         self.passes = True  # whether passes over the whole graph are made
         self.encoder: nn.Linear | None = None
         self.decoder: nn.Linear | None = None
@@ -91,7 +91,7 @@ class GNN(nn.Module):
 
     @classmethod
     def smallest(cls) -> Any:
-        """Inputs to check the other arguments with."""
+        """The smallest valid `inputs`, for checks of the other arguments."""
         return 1
 
     def wraps(self) -> bool:
@@ -110,59 +110,59 @@ class GNN(nn.Module):
     def hidden(self, batch: NodeBatch, layers: int | None = None) -> Tensor:
         """h of the targets after the first `layers` (all).
 
-        Where dropout is on and a layer's memory keeps it apart, the layers below run a second time without it.
+        With dropout, the layers below one that `separates_dropout` run a second time without dropout.
         """
         blocks, share = batch.blocks[:layers], self.dropout if self.training else 0.0
-        parted = [layer for layer in range(len(blocks)) if share and self.sums(layer).parted]
-        path, mean = Path(self, batch, share), Path(self, batch, 0.0) if parted else None
+        separating = [layer for layer in range(len(blocks)) if share and self.sums(layer).separates_dropout]
+        path, mean = Path(self, batch, share), Path(self, batch, 0.0) if separating else None
         for layer, block in enumerate(blocks):
-            if mean is not None and layer <= parted[-1]:
+            if mean is not None and layer <= separating[-1]:
                 path.at(layer).mean = mean.at(layer)
-                if layer < parted[-1]:
+                if layer < separating[-1]:
                     with self.layers()[layer].without_listeners():
                         mean.step(layer, block)
-            self.informed(layer, path.at(layer))
+            self.set_recompute(layer, path.at(layer))
             path.step(layer, block)
         return path.h
 
-    def informed(self, layer: int, values: Values) -> Values:
-        """A layer's values, which now know h of any node where the first layer below keeps enough for that."""
-        again = self.sums(0).again if layer == 1 else None
-        if again is not None:
-            (values if values.mean is None else values.mean).anew = partial(self.anew, again)
+    def set_recompute(self, layer: int, values: Values) -> Values:
+        """Set `recompute` of a layer's values where the layer below can recompute h of any node."""
+        stored = self.sums(0).stored_sum if layer == 1 else None
+        if stored is not None:
+            (values if values.mean is None else values.mean).recompute = partial(self.recompute, stored)
         return values
 
-    def anew(self, again: Sum, nodes: Tensor) -> Tensor:
-        """h of any nodes after the first layer, undropped, from the sums that are kept of it; with gradients."""
-        values = Values(cast(Tensor, again.x)[nodes].float(), self.encoder)
+    def recompute(self, stored: Sum, nodes: Tensor) -> Tensor:
+        """h of any nodes after the first layer from its stored sums, without dropout, with gradients."""
+        values = Values(cast(Tensor, stored.x)[nodes].float(), self.encoder)
         own = values.rows()
         with self.layers()[0].without_listeners():
-            return self.step(0, values, own, self.carried(own), nothing(nodes), again)[0]
+            return self.step(0, values, own, self.initial_state(own), nothing(nodes), stored)[0]
 
     def read(self, batch: NodeBatch, share: float) -> Values:
-        """What the first block's sources bring, a share of the features dropped."""
+        """The values of the first block's sources, a share of the features dropped."""
         table = getattr(batch, "features", None)
         if table is not None:
             return TableValues(table, batch.blocks[0].n_id, self.encoder, share)
         return Values(batch.x, self.encoder, share)
 
-    def carried(self, own: Tensor | None) -> State:
-        """What targets of the first layer carry along, from their own h."""
+    def initial_state(self, own: Tensor | None) -> State:
+        """The state of the first layer's targets, from their own h."""
         return {"z": own} if self.arch == "residual" and own is not None else {}
 
     def step(
-        self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, how: Sum
+        self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, estimator: Sum
     ) -> tuple[Tensor, State]:
-        """One layer for the targets `own` and what they carry."""
-        return self.act(layer, self.convs[layer](values, own, block, how), state), state
+        """One layer: the targets' new h and state, from their `own` h and state."""
+        return self.act(layer, self.convs[layer](values, own, block, estimator), state), state
 
     def drop(self, h: Tensor) -> Tensor:
         return dropout(h, self.dropout, self.training) if self.dropout else h
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         if self.arch == "residual":
-            return self.bend(out + state["z"])
-        return out if self.decoder is None and layer == len(self.convs) - 1 else self.bend(out)
+            return self.activate(out + state["z"])
+        return out if self.decoder is None and layer == len(self.convs) - 1 else self.activate(out)
 
     def decode(self, h: Tensor) -> Tensor:
         return h if self.decoder is None else mapped(self.drop(h), self.decoder.weight, self.decoder.bias)
@@ -174,11 +174,11 @@ class GNN(nn.Module):
         return norm if norm.dim() == 1 else norm.mean(1)
 
     def renew(self, table: Features) -> None:
-        """Renew the message norms of a first layer that sums raw features of a table and never forms its messages."""
+        """Renew the norms that stand for |m|^2 in a first layer that sums a table's raw features without forming m."""
         table.renew(self.first_norms)
 
     def learn_by_rows(self) -> None:
-        """From now on tables of learnt rows, if any, have sparse gradients: see `adahop.step.step_rows`."""
+        """From now on embedding tables, if any, have sparse gradients: see `adahop.step.step_rows`."""
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -191,35 +191,44 @@ class GNN(nn.Module):
         noise: float | Sequence[float] = 0.0,
         storage: Storage = MEMORY,
         passes: bool = True,
-        waits: bool = False,
+        on_demand: bool = False,
     ) -> frozenset[int]:
-        """Estimate with a memory from now on; returns the layers for which nothing needs to be drawn.
+        """Use this estimator from now on; returns the layers for which nothing needs to be drawn.
 
         `noise` in [0, 1], one for all layers or one each: how much of the sampling noise a control variate leaves in.
-        Dropout is noise of its own in the sums of a memory, as large as over all neighbours. What is remembered, and
-        what a pass over the graph makes per node, lies in `storage`. Unless `passes` over the whole graph are made,
-        histories begin empty; a snapshot then stays empty, and is of no use. With `waits`, the first snapshot is made
-        row by row as nodes are met, where the layer below tells h of any node: by the weights of that moment, so that
-        several processes would not agree on it.
+        Dropout adds noise of its own to these sums, as large as over all neighbours. What is stored per node, here and
+        by passes over the graph, lies in `storage`. Without `passes` over the whole graph, histories start empty, and a
+        snapshot stays empty and is of no use. With `on_demand`, the first snapshot is filled row by row as nodes are
+        read, where the layer below can recompute h of any node. Its rows then depend on the weights at that moment, so
+        several processes would not agree on them.
         """
         self.storage, self.passes = storage, passes
-        if estimator != "plain":  # which needs nothing of the graph, be it whole or a part
+        if estimator != "plain":  # the plain one also runs on a part of a graph
             self.check(graph, x)
         with room_for(f"the memory of estimator '{estimator}'"):
-            views = self.views(graph)
-            self.memories = build(
-                estimator, self.widths, noise, lambda: self.exact(views, x),
-                lambda width, kind, level: self.variate(views, width, kind, level, dtype),
-            )  # fmt: skip
-            if self.sums(1).below:
-                self.sums(0).keep(self.layers()[0], dtype, storage)
+            self.memories = self.make_memories(estimator, self.views(graph), x, dtype, noise)
+            if self.sums(1).needs_recompute:
+                self.sums(0).store_sums(self.layers()[0], dtype, storage)
             self.memories.to(graph.device)
         if passes and any(m.draws for m in self.memories.values()):
             last = max(int(k) for k, m in self.memories.items() if m.draws)
-            if waits and last == 1 and self.sums(0).again is not None and self.sums(1).wait():
+            if on_demand and last == 1 and self.sums(0).stored_sum is not None and self.sums(1).fill_on_demand():
                 return self.known
             self.inference(graph, x, renew="all", until=last)
         return self.known
+
+    def make_memories(
+        self, estimator: str, views: list[Graph], x: Tensor, dtype: torch.dtype, noise: float | Sequence[float]
+    ) -> nn.ModuleDict:
+        """The sums of an estimator's name that store something, by layer."""
+        *exact, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
+        levels, memories = dial(noise, len(self.widths)), {}
+        if "exact" in (*exact, kind):
+            memories["0"] = self.exact(views, x)
+        for layer in range(len(memories), len(self.widths)) if controlled(kind) else ():
+            of = "history" if kind == "sums" and layer > 1 else kind  # h can be recomputed for layer 1 only
+            memories[str(layer)] = self.variate(views, self.widths[layer], of, levels[layer], dtype)
+        return nn.ModuleDict(memories)
 
     @property
     def known(self) -> frozenset[int]:
@@ -227,7 +236,7 @@ class GNN(nn.Module):
         return frozenset(int(k) for k, m in self.memories.items() if self.remembers and not m.draws)
 
     def check(self, graph: Graph, x: Tensor, edges: int = 0, parts: Parts | None = None) -> None:
-        """A graph, and a row of features for each of its nodes."""
+        """Refuse what is not a graph with a row of features for each of its nodes."""
         count(edges, 0, "edges")
         of_kind(graph, Graph, "graph")
         if parts is None and (
@@ -241,44 +250,44 @@ class GNN(nn.Module):
 
     def exact(self, views: list[Graph], x: Tensor) -> Sum:
         """The first layer's sum over all neighbours."""
-        return sum_of_all(self.layers()[0], views[0], x, self.storage, self.dropout > 0)
+        return make_exact(self.layers()[0], views[0], x, self.storage, self.dropout > 0)
 
     def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
         """A layer's sum with a memory of its inputs."""
-        return sum_with_variate(self.layers()[0], views[0], width, kind, dtype, noise, self.storage, None, self.passes)
+        return make_variate(self.layers()[0], views[0], width, kind, dtype, noise, self.storage, None, self.passes)
 
     def set_noise(self, noise: float | Sequence[float]) -> None:
-        """Turn the dials of all control variates: one number for all layers, or one each."""
+        """Set the noise of all control variates: one number for all layers, or one each."""
         for layer, level in enumerate(dial(noise, len(self.convs))):
             memory = self.memory(layer)
             if memory is not None and memory.dial is not None:
                 memory.dial.fill_(level)
 
     def noise(self) -> float | list[float] | None:
-        """Where the dials of the control variates stand: one number where all agree; None without any."""
-        found = [float(m.dial) for m in self.sums_kept() if m.dial is not None]
+        """The noise of the control variates: one number where all agree, else one each; None without any."""
+        found = [float(m.dial) for m in self.active_memories() if m.dial is not None]
         return found or None if len(set(found)) != 1 else found[0]
 
     def facts(self) -> dict[str, float]:
-        """What a policy may have to know: `heads`, the scores that an end brings to an edge, and their `slope`."""
+        """What a policy may need to know: `heads`, the number of scores per end of an edge, and their `slope`."""
         return {"heads": 0, "slope": 0.0}
 
     def layers(self) -> list[Conv]:
         return [cast(Conv, conv) for conv in self.convs]
 
     def memory(self, layer: int) -> Sum | None:
-        kept = self.remembers and str(layer) in self.memories
-        return cast(Sum, self.memories[str(layer)]) if kept else None
+        used = self.remembers and str(layer) in self.memories
+        return cast(Sum, self.memories[str(layer)]) if used else None
 
-    def sums_kept(self) -> list[Sum]:
-        """The sums that remember something, while memories are used."""
+    def active_memories(self) -> list[Sum]:
+        """The sums that store something; none while memories are not used."""
         return [cast(Sum, m) for m in self.memories.values()] if self.remembers else []
 
     def sums(self, layer: int) -> Sum:
-        """How a layer's sum is formed."""
+        """The estimator of a layer's sum."""
         return self.memory(layer) or PLAIN
 
-    # --- from all neighbours ---------------------------------------------------------------------------------------
+    # --- exact outputs of some nodes -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def outputs(self, graph: Graph, x: Tensor, nodes: Tensor, rows: int = 1024) -> Tensor:
@@ -286,7 +295,7 @@ class GNN(nn.Module):
         was, _ = self.training, self.eval()
         try:
             return torch.cat(
-                [self(from_all(graph, x, some, len(self.convs), self.known)) for some in nodes.split(rows)]
+                [self(full_batch(graph, x, some, len(self.convs), self.known)) for some in nodes.split(rows)]
             )
         finally:
             self.train(was)
@@ -306,9 +315,9 @@ class GNN(nn.Module):
     ) -> Tensor:
         """Exact outputs for every node, layer by layer, about `edges` edges (and as many rows) at a time (0: by width).
 
-        Snapshots are taken on the way: the pass that evaluates a model also renews its memory (`renew` "all": histories
-        too). `parts`, where there are several processes, names the `rows` of this one and makes the `whole` h that they
-        need from everyone's. With `until` the pass ends at that layer and returns its inputs.
+        The pass also renews snapshots (`renew` "all": histories too), so an evaluation needs no second pass for them.
+        With several processes, `parts` has the `rows` of this one and gathers h of all rows before each layer. With
+        `until` the pass ends at that layer and returns its inputs.
         """
         self.check(graph, x, edges, parts)
         was, _ = self.training, self.eval()
@@ -316,54 +325,54 @@ class GNN(nn.Module):
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
             most = (1 << 24) // max(32, *(conv.ends_width for conv in self.layers()))  # numbers kept per edge
             cuts = ranges(graph.begin(slice(None)), edges or most, low, high)
-            h = self.embedded(x, low, high)
-            again = self.encoder is not None and x.shape[1] <= self.widths[0]  # x is read again: less than h to hold
-            state = {} if again else self.carried(h)
+            h = self.encoded(x, low, high)
+            reencode = self.encoder is not None and x.shape[1] <= self.widths[0]  # per chunk: less to hold than h
+            state = {} if reencode else self.initial_state(h)
             for layer, conv in enumerate(self.layers()):
-                h = h if parts is None else parts.whole(h)
+                h = h if parts is None else parts.all_rows(h)
                 memory = self.memory(layer)
                 if memory is not None:
                     memory.refresh(h, conv, renew != "all")
                 if layer == until:
                     return h
-                values, out = Values(h, shared=True), Filled(high - low, self.storage)
-                kept: dict[str, Filled] = {}
+                values, out = Values(h, shared=True), ChunkedRows(high - low, self.storage)
+                changed: dict[str, ChunkedRows] = {}
                 for a, b in cuts:
                     given = {k: v[a - low : b - low] for k, v in state.items()}
-                    if again:
-                        given = {**self.carried(Values(x[a:b].float(), self.encoder).rows()), **given}
-                    part, carried = self.step(layer, values, h[a:b], given, graph.in_edges(range(a, b)), PLAIN)
+                    if reencode:
+                        given = {**self.initial_state(Values(x[a:b].float(), self.encoder).rows()), **given}
+                    part, after = self.step(layer, values, h[a:b], given, graph.in_edges(range(a, b)), PLAIN)
                     out.put(a - low, part)
-                    for k in (k for k in given if carried[k] is not given[k]):
-                        kept.setdefault(k, Filled(high - low, self.storage)).put(a - low, carried[k])
-                h, state = out.all, {**state, **{k: rows.all for k, rows in kept.items()}}
-            return h if self.decoder is None else in_pieces(h, self.decode, self.storage)
+                    for k in (k for k in given if after[k] is not given[k]):
+                        changed.setdefault(k, ChunkedRows(high - low, self.storage)).put(a - low, after[k])
+                h, state = out.all, {**state, **{k: rows.all for k, rows in changed.items()}}
+            return h if self.decoder is None else in_chunks(h, self.decode, self.storage)
         finally:
             self.train(was)
 
-    def embedded(self, x: Tensor, low: int, high: int) -> Tensor:
-        """What the nodes low..high bring to the first layer."""
+    def encoded(self, x: Tensor, low: int, high: int) -> Tensor:
+        """The inputs of the first layer for the nodes low..high."""
         h = x[low:high]
         if self.encoder is None:
-            return h if h.dtype == torch.float32 else in_pieces(h, Tensor.float, self.storage)
-        return in_pieces(h, lambda part: Values(part.float(), self.encoder).rows(), self.storage)
+            return h if h.dtype == torch.float32 else in_chunks(h, Tensor.float, self.storage)
+        return in_chunks(h, lambda part: Values(part.float(), self.encoder).rows(), self.storage)
 
 
 class Path:
-    """A batch's way through the layers: what the next layer's sources bring, and what nodes carry beside it."""
+    """A forward pass over a batch: the values of the next layer's sources, and the targets' state."""
 
     h: Tensor
 
     def __init__(self, model: GNN, batch: NodeBatch, share: float):
         self.model, self.share = model, share
         self.values = model.read(batch, share)
-        asked = model.encoder is not None or model.layers()[0].reads_own
-        self.own = self.values.rows(batch.blocks[0].num_dst) if asked else None
-        self.state = model.carried(self.own)
+        reads_own = model.encoder is not None or model.layers()[0].reads_own
+        self.own = self.values.rows(batch.blocks[0].num_dst) if reads_own else None
+        self.state = model.initial_state(self.own)
         self.here = 0  # the layer that `values` are for
 
     def at(self, layer: int) -> Values:
-        """What the layer's sources bring, a share of it dropped."""
+        """The values of the layer's sources, a share of them dropped."""
         if self.here < layer:
             self.here, self.values = layer, Values(self.h, share=self.share)
             self.own = self.values.rows()

@@ -1,4 +1,4 @@
-"""GAT and GATv2: attention over the neighbours, from scores of either end added up, or of both together."""
+"""GAT and GATv2: attention whose score is a sum of one term per end, or a function of both ends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from adahop.checks import InputError, count, one_of
 from adahop.features import Values
 from adahop.messages import Ends
 from adahop.models.base import GNN
-from adahop.sum import Attention, Conv, attended, edge_map
+from adahop.sum import Attention, Conv, attention_of_ends, edge_map
 
 
 class HeadsConv(Attention):
-    """Attention of several heads, each with a W of its own; their sums stand side by side, or are averaged (`mean`)."""
+    """Attention of several heads, each with a W of its own; their sums are concatenated, or averaged (`mean`)."""
 
     bias: nn.Parameter
 
@@ -88,11 +88,11 @@ class GATConv(HeadsConv):
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         assert ends is not None
-        return attended(self.seen(ends, block), block, self.slope, self.form)
+        return attention_of_ends(self.with_edge_scores(ends, block), block, self.slope, self.form)
 
 
 class GAT(GNN):
-    """Graph attention network (Velickovic et al. 2018), four heads unless told; a last layer's heads are averaged.
+    """Graph attention network (Velickovic et al. 2018), four heads by default; a last layer's heads are averaged.
 
     `attention` is the estimator's form ("self-normalised", "paper", "softmax"), `score` relu or leaky_relu.
     """
@@ -152,12 +152,12 @@ class GATv2Conv(HeadsConv):
         return values.mapped(self.kernel()).flatten(1), False
 
     def scores(self, s: Tensor, t: Tensor) -> Tensor:
-        bent = leaky_relu(s + t, self.slope)
-        return (bent.view(len(bent), self.heads, self.width) * self.score).sum(-1)
+        active = leaky_relu(s + t, self.slope)
+        return (active.view(len(active), self.heads, self.width) * self.score).sum(-1)
 
 
 class GATv2(GNN):
-    """Graph attention network with dynamic scores (Brody et al. 2022), four heads unless told.
+    """Graph attention network with dynamic scores (Brody et al. 2022), four heads by default.
 
     A last layer's heads are averaged.
     """

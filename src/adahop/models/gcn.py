@@ -16,7 +16,7 @@ class GCNConv(Conv):
     """W sum a_ij h_j + b; with features of edges, sum a_ij (W h_j + U e_ij) + b."""
 
     reads_own = False
-    fixed = True
+    is_linear = True
 
     def __init__(self, inputs: int, outputs: int, edges: int = 0):
         super().__init__()
@@ -43,7 +43,7 @@ class GCN(GNN):
 class SAGEConv(Conv):
     """W1 h_i + W2 mean of h_j + b; with features of edges, W1 h_i + mean of (W2 h_j + U e_ij) + b."""
 
-    fixed = True
+    is_linear = True
 
     def __init__(self, inputs: int, outputs: int, edges: int = 0):
         super().__init__()

@@ -64,17 +64,17 @@ class GeniePath(GNN):
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         return BreadthConv(inputs, outputs, edges=self.edges, **options)
 
-    def carried(self, own: Tensor | None) -> State:
+    def initial_state(self, own: Tensor | None) -> State:
         assert own is not None
-        return {**super().carried(own), "c": torch.zeros_like(own)}
+        return {**super().initial_state(own), "c": torch.zeros_like(own)}
 
     def step(
-        self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, how: Sum
+        self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, estimator: Sum
     ) -> tuple[Tensor, State]:
-        wide, state = super().step(layer, values, own, state, block, how)
+        wide, state = super().step(layer, values, own, state, block, estimator)
         i, f, o, c = self.gates[layer](wide).chunk(4, dim=-1)
         c = torch.sigmoid(f) * state["c"] + torch.sigmoid(i) * torch.tanh(c)
         return torch.sigmoid(o) * torch.tanh(c), {**state, "c": c}
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
-        return self.bend(out + state["z"] if "z" in state else out)
+        return self.activate(out + state["z"] if "z" in state else out)

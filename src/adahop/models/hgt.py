@@ -1,8 +1,9 @@
-"""HGT: attention over all neighbours of a target, whatever their relation."""
+"""HGT: attention over the neighbours of a target by all relations together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,7 +18,18 @@ from adahop.graph import Graph, OnGraph
 from adahop.messages import Messages, Part, TypedMessages, by_edge
 from adahop.models.base import State
 from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, sliced
-from adahop.sum import PLAIN, Conv, Formed, Sum, Variate, calmed, certain, checked_features, corrected, edge_map
+from adahop.sum import (
+    PLAIN,
+    Conv,
+    Estimate,
+    Sum,
+    Variate,
+    checked_features,
+    corrected,
+    edge_map,
+    sqrt_scaled,
+    zero_messages,
+)
 
 
 class ScoredMessages(NamedTuple):
@@ -28,7 +40,7 @@ class ScoredMessages(NamedTuple):
     parts: list[tuple[Slice, Tensor]]  # with the messages W_r V_t h of the slice's sources, [sources, heads, width]
 
     def sum(self, coef: Tensor) -> Tensor:
-        """sum of coef * message for every target: [targets, heads, width]."""
+        """sum of coef * message of every target: [targets, heads, width]."""
         heads, width = self.score.shape[1], self.parts[0][1].shape[-1]
         total = coef.new_zeros(self.block.num_dst, heads, width)
         for r, (part, _) in enumerate(self.parts):
@@ -36,13 +48,9 @@ class ScoredMessages(NamedTuple):
         return total
 
     def sum_of(self, relation: int, coef: Tensor) -> Tensor:
-        """The part that a relation has in it, for the targets of its type."""
+        """The part of one relation, for the targets of its type."""
         part, message = self.parts[relation]
         return gather(message, part.block, coef[part.edges])
-
-    def known(self, relation: int, coef: Tensor) -> Callable[[Tensor | None], Tensor]:
-        """The same as a sum that was formed already, whatever map is asked for."""
-        return lambda kernel: self.sum_of(relation, coef)
 
     def per_edge(self, relation: int, coef: Tensor) -> Tensor:
         """[M, heads, width] coef * message of each edge of a relation."""
@@ -50,14 +58,14 @@ class ScoredMessages(NamedTuple):
         return coef[part.edges].unsqueeze(-1) * message[part.block.src]
 
 
-Weighed = tuple[ScoredMessages, Tensor]  # and a coefficient per edge and head
+Weighted = tuple[ScoredMessages, Tensor]  # with a coefficient per edge and head
 
 
 class HGTConv(Conv):
     """sum over all neighbours of a_ij W_r V_t h_j, a = softmax over them of p_r <K_t h_j M_r, Q_t h_i> / sqrt(d).
 
-    Features of edges add U_r e_ij to the scores. From a sample, the normaliser is self-normalised (Hajek), over all
-    relations together. The output passes a map of the target's type and is mixed with its own h by a learnt gate.
+    Edge features add U_r e_ij to the scores. From a sample, the estimate is self-normalised (Hajek) over all relations
+    together. The output passes a map of the target's type and is mixed with its own h by a learnt gate.
     """
 
     attends = True
@@ -77,12 +85,12 @@ class HGTConv(Conv):
         maps = {str(r): edge_map(features, heads) for r, features in enumerate(edges)}
         self.of_edges = nn.ModuleDict({r: each for r, each in maps.items() if each is not None})
 
-    def asked(self, own: Tensor, block: Block) -> Tensor:
+    def queries(self, own: Tensor, block: Block) -> Tensor:
         """[targets, heads, width]: Q_t h of the targets."""
         return per_type(self.query, own, self.schema.kind_of(block.targets)).unflatten(1, (self.heads, self.width))
 
     def scored(self, h: Tensor, query: Tensor, block: Block) -> ScoredMessages:
-        """Scores and messages from sources with such h to targets with such queries."""
+        """Scores and messages from the sources' h and the targets' queries."""
         heads, types = (self.heads, self.width), list(self.schema.counts)
         kinds = self.schema.kind_of(block.n_id)
         places = {t: (kinds == i).nonzero().flatten() for i, t in enumerate(types)}
@@ -107,16 +115,16 @@ class HGTConv(Conv):
         return ScoredMessages(block, torch.cat(scores)[edges.argsort()], parts)
 
     def features_of(self, relation: int, block: Block) -> Tensor | None:
-        """[M, heads] what the features of a relation's edges add to their scores."""
+        """[M, heads] what the edge features of a relation add to its scores."""
         if str(relation) not in self.of_edges:
             return None
         each = cast(nn.Linear, self.of_edges[str(relation)])
         return each(checked_features(None if block.attr is None else block.attr[0], each.in_features))
 
-    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
+    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, estimator: Sum = PLAIN) -> Tensor:
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
-        total = how(self, values, own, block) if isinstance(how, OverRelations) else self.plain(values, own, block)
+        total = self.plain(values, own, block) if estimator is PLAIN else estimator(self, values, own, block)
         kinds = self.schema.kind_of(block.targets)
         new = per_type(self.out, gelu(total.flatten(1)), kinds)
         gate = torch.sigmoid(self.gate)[kinds].unsqueeze(1)
@@ -124,107 +132,88 @@ class HGTConv(Conv):
 
     def plain(self, values: Values, own: Tensor, block: Block) -> Tensor:
         """The sum from the sample alone."""
-        scored = self.scored(values.rows(), self.asked(own, block), block)
+        scored = self.scored(values.rows(), self.queries(own, block), block)
         coef = ops.softmax(scored.score, block.dst, block.num_dst, block.scale)
-        noted = coef.detach()
-        self.note(
-            lambda: TypedMessages(
-                block,
-                [
-                    Part(r, p.edges, Messages(p.block, noted[p.edges], Values(m)))
-                    for r, (p, m) in enumerate(scored.parts)
-                ],
-            )
-        )
+
+        def messages() -> TypedMessages:
+            sent = [(p, Messages(p.block, coef.detach()[p.edges], Values(m))) for p, m in scored.parts]
+            return TypedMessages(block, [Part(r, p.edges, m) for r, (p, m) in enumerate(sent)])
+
+        self.notify(messages)
         return scored.sum(coef)
 
 
-class OverRelations(Sum):
-    """A sum with attention over all relations of a target."""
+class ExactRelations(OnGraph, Sum):
+    """The first layer over all neighbours, from raw features and the present embeddings: nothing is drawn."""
 
-    def forward(  # type: ignore[override]
-        self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
-    ) -> Tensor:
-        raise NotImplementedError
-
-
-class ExactRelations(OnGraph, OverRelations):
-    """The first layer over all neighbours, from raw features and learnt rows as they are now: nothing is drawn."""
-
-    draws = shaped = False
+    draws = fixed_shape = False
 
     def __init__(self, graph: Graph, x: TypedFeatures, encode: TypedEncoder):
         super().__init__()
-        self.graph, self.x, self.encoders = graph, x, [encode]  # in a list: the model's own part, not this one's
+        self.graph, self.x, self.encoders = graph, x, [encode]  # in a list: it is registered with the model
 
-    def forward(  # type: ignore[override]
-        self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Tensor:  # type: ignore[override]
         assert own is not None
-        every = self.graph.in_edges(block.targets, compact=True)
-        h = self.encoders[0](self.x.index_select(0, every.n_id), values.share)
-        scored = conv.scored(h, conv.asked(own, block), every)
-        coef = ops.softmax(scored.score, every.dst, every.num_dst, every.scale)
-        conv.note(lambda: self._messages(conv, block, scored, coef))
+        full = self.graph.in_edges(block.targets, compact=True)
+        h = self.encoders[0](self.x.index_select(0, full.n_id), values.share)
+        scored = conv.scored(h, conv.queries(own, block), full)
+        coef = ops.softmax(scored.score, full.dst, full.num_dst, full.scale)
+
+        def messages() -> TypedMessages:
+            parts = []
+            for r, p in enumerate(sliced(block, conv.schema)):
+                zero = coef.new_zeros(p.block.num_edges, coef.shape[1])
+                parts.append(Part(r, p.edges, zero_messages(p.block, zero, partial(scored.sum_of, r, coef))))
+            return TypedMessages(block, parts)
+
+        conv.notify(messages)
         return scored.sum(coef)
 
-    @staticmethod
-    def _messages(conv: HGTConv, block: Block, scored: ScoredMessages, coef: Tensor) -> TypedMessages:
-        """Messages of nothing, and sums that are known."""
-        parts = []
-        for r, p in enumerate(sliced(block, conv.schema)):
-            nothing = coef.new_zeros(p.block.num_edges, coef.shape[1])
-            parts.append(Part(r, p.edges, certain(p.block, nothing, scored.known(r, coef))))
-        return TypedMessages(block, parts)
 
-
-class RelationsVariate(OverRelations, Variate):
+class RelationsVariate(Variate):
     """A control variate: numerator and normaliser over all neighbours from H, corrected by the sample.
 
     num = sum over all of w' m' + sum over S of scale (w m - w' m'), den likewise; the output is num / den, with
-    w = e^score and the message m from h, w' = (1 - noise) e^score and m' from H. Maps are today's, only H is old.
+    w = e^score and the message m from h, w' = (1 - noise) e^score and m' from H. All maps are current, only H is old.
     """
 
-    shaped = False
+    fixed_shape = False
 
-    def forward(  # type: ignore[override]
-        self, conv: HGTConv, values: Values, own: Tensor | None, block: Block, rest: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Tensor:  # type: ignore[override]
         return self.total(conv, values, own, block)
 
-    def formed(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Formed:  # type: ignore[override]
+    def estimated(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Estimate:  # type: ignore[override]
         assert own is not None
-        self.settle()
-        query, every = conv.asked(own, block), self.graph.in_edges(block.targets, compact=True)
+        self.flush()
+        query, full = conv.queries(own, block), self.graph.in_edges(block.targets, compact=True)
         new = values.once("scored", lambda: conv.scored(values.rows(), query, block))
-        gone = conv.scored(self.history.pull(block.n_id), query, block)
-        whole = conv.scored(self.history.pull(every.n_id), query, every)
-        all_of, now, then, den = corrected(whole.score, new.score, gone.score, every, block, self.trust)
+        old = conv.scored(self.history.pull(block.n_id), query, block)
+        full_old = conv.scored(self.history.pull(full.n_id), query, full)
+        w_full, w_new, w_old, den = corrected(full_old.score, new.score, old.score, full, block, self.trust)
         if self.training and self.kind == "history":
-            self.waiting = block.n_id, values.rows().detach()
-        total = (whole.sum(all_of) + new.sum(now) - gone.sum(then)) / den.unsqueeze(-1)
-        return Formed(
-            total, now / den[block.dst], lambda: self._messages(block, (new, now), (gone, then), (whole, all_of), den)
-        )
+            self.history.push_later(block.n_id, values.rows().detach())  # the backward pass still reads the old rows
+        total = (full_old.sum(w_full) + new.sum(w_new) - old.sum(w_old)) / den.unsqueeze(-1)
+        pairs = (new, w_new), (old, w_old), (full_old, w_full)
+        return Estimate(total, w_new / den[block.dst], lambda: self._messages(block, *pairs, den))
 
-    def dropped(self, conv: HGTConv, values: Values, block: Block, coef: Tensor) -> Tensor:  # type: ignore[override]
+    def dropout_sum(self, conv: HGTConv, values: Values, block: Block, coef: Tensor) -> Tensor:  # type: ignore[override]
         assert values.mean is not None
-        coef, mean = calmed(block, coef), values.mean
-        scored = conv.scored(values.rows(), conv.asked(values.rows(block.num_dst), block), block)
-        return scored.sum(coef) - mean.kept["scored"].sum(coef)
+        coef, mean = sqrt_scaled(block, coef), values.mean
+        scored = conv.scored(values.rows(), conv.queries(values.rows(block.num_dst), block), block)
+        return scored.sum(coef) - mean.cached["scored"].sum(coef)
 
     @torch.no_grad()
-    def _messages(self, block: Block, new: Weighed, gone: Weighed, whole: Weighed, den: Tensor) -> TypedMessages:
-        """What is left to chance, the change of every message; and the sums of each relation."""
+    def _messages(self, block: Block, new: Weighted, old: Weighted, full: Weighted, den: Tensor) -> TypedMessages:
+        """The random part, which is the change of every message; and the sums of each relation."""
         parts = []
         for r, (part, _) in enumerate(new[0].parts):
-            change = new[0].per_edge(r, new[1]) - gone[0].per_edge(r, gone[1])
+            change = new[0].per_edge(r, new[1]) - old[0].per_edge(r, old[1])
             change = change / den[block.dst[part.edges]].unsqueeze(-1)
             m = by_edge(part.block, block.scale.new_ones(len(part.edges)), change.flatten(1))
 
             def total(r: int = r, places: Tensor = part.places) -> Tensor:
-                old, drawn, known = (scored.sum_of(r, coef) for scored, coef in (gone, new, whole))
-                return (known + drawn - old) / den[places].unsqueeze(-1)
+                stale, drawn, known = (scored.sum_of(r, coef) for scored, coef in (old, new, full))
+                return (known + drawn - stale) / den[places].unsqueeze(-1)
 
             parts.append(Part(r, part.edges, m._replace(total=total)))
         return TypedMessages(block, parts)
@@ -234,7 +223,7 @@ class HGT(TypedGNN):
     """Heterogeneous graph transformer (Hu et al. 2020), any number of heads."""
 
     weights = "relations"
-    pads = False
+    takes_padded = False
     estimators = ("plain", "history", "snapshot", "exact", "exact+history", "exact+snapshot")
 
     def __init__(self, inputs: Schema, hidden: int, outputs: int, heads: int = 4, **options: Any):
@@ -248,7 +237,7 @@ class HGT(TypedGNN):
         return HGTConv(self.schema, outputs, self.heads, self.edge_widths)
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
-        return self.bend(out + state["z"]) if "z" in state else out
+        return self.activate(out + state["z"]) if "z" in state else out
 
     def views(self, graph: Graph) -> list[Graph]:
         return [graph]

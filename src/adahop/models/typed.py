@@ -1,4 +1,4 @@
-"""Models over typed graphs: a layer is a sum over relations, each with a convolution of its own."""
+"""Models of typed graphs: a layer is a sum over relations, each with a convolution of its own."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from adahop.features import (
     gather,
     join_each,
     mapped,
+    padded_to,
     shares,
-    widened_to,
 )
 from adahop.graph import Graph
 from adahop.history import History
 from adahop.messages import Messages, Part, TypedMessages
 from adahop.models.base import GNN, Parts
+from adahop.models.full_graph import in_chunks
 from adahop.models.gat import GATConv
 from adahop.models.gcn import GCNConv, SAGEConv
-from adahop.models.whole import in_pieces
-from adahop.ops import pointer, segment_of
+from adahop.ops import pointer
 from adahop.seams import NodeBatch
 from adahop.sum import (
     PLAIN,
     ControlVariate,
     Conv,
-    ExactRows,
+    ExactEmbeddings,
     ExactSum,
     Sum,
     Variate,
-    dropped_part,
+    dropout_part,
     edge_map,
-    sum_of_all,
-    sum_with_variate,
+    make_exact,
+    make_variate,
 )
-from adahop.typed import Relation
+from adahop.typed import Relation, by_relation
 
 
 class Slice(NamedTuple):
@@ -61,45 +61,37 @@ class Slice(NamedTuple):
 def sliced(block: Block, schema: Schema) -> list[Slice]:
     """A block relation by relation. Sources keep their places, so that all slices read the same values."""
     if block.layout is not None:
-        return [_slots(block, *part) for part in block.layout.parts]
+        return [_slice(block, *part) for part in block.layout.parts]
     kind = schema.kind_of(block.targets)
-    if block.relation is None or block.row_ptr is None:
-        assert block.num_edges == 0, "drawn edges have rows, and rows have relations"
-        of_edge = block.dst
-    else:
-        of_edge = block.relation[segment_of(block.row_ptr, block.num_edges)]
-    order = torch.argsort(of_edge, stable=True)
-    cuts = torch.bincount(of_edge, minlength=len(schema.relations)).tolist()
+    assert block.relation is not None or block.num_edges == 0, "drawn edges have rows, and rows have relations"
+    order, starts = by_relation(block.edge_relation(), len(schema.relations))
     targets = {t: (kind == i).nonzero().flatten() for i, t in enumerate(schema.counts)}
     local = torch.zeros(block.num_dst, dtype=torch.long, device=kind.device)
     for places in targets.values():
         local[places] = torch.arange(places.numel(), device=kind.device)
     out: list[Slice] = []
-    for (_, _, to), edges in zip(schema.relations, order.split(cuts), strict=True):
+    for (_, _, to), edges in zip(schema.relations, order.split(starts.diff().tolist()), strict=True):
         places = targets[to]
         src, dst = block.src[edges], local[block.dst[edges]]
         ptr = pointer(torch.bincount(dst, minlength=places.numel()))
-        e_id, weight, prob, scale, pos = (
-            t[edges] for t in (block.e_id, block.weight, block.prob, block.scale, block.pos)
-        )
-        part = Block(block.n_id, places.numel(), torch.stack([src, dst]), e_id, weight, prob, scale, ptr, pos)
-        part = part._replace(target=block.targets[places], attr=block.attr and (block.attr[len(out)],))
-        out.append(Slice(part, places, edges))
+        attr = block.attr and (block.attr[len(out)],)
+        out.append(_slice(block, places, edges, torch.stack([src, dst]), ptr, attr))
     return out
 
 
-def _slots(block: Block, places: Tensor, edges: Tensor, edge_index: Tensor, ptr: Tensor) -> Slice:
-    """The slots of one relation of a padded block."""
+def _slice(
+    block: Block, places: Tensor, edges: Tensor, edge_index: Tensor, ptr: Tensor, attr: tuple[Tensor, ...] | None = None
+) -> Slice:
     e_id, weight, prob, scale, pos = (
         t.index_select(0, edges) for t in (block.e_id, block.weight, block.prob, block.scale, block.pos)
     )
     part = Block(block.n_id, places.numel(), edge_index, e_id, weight, prob, scale, ptr, pos)
-    slots = block.slots if edges.numel() else 0
-    return Slice(part._replace(slots=slots, target=block.targets.index_select(0, places)), places, edges)
+    slots, target = block.slots if edges.numel() else 0, block.targets.index_select(0, places)
+    return Slice(part._replace(slots=slots, target=target, attr=attr), places, edges)
 
 
 class TypedEncoder(nn.Module):
-    """E_t x + e_t for nodes of type t; a type without features has a learnt row per node."""
+    """E_t x + e_t for nodes of type t; a type without features has an embedding per node."""
 
     def __init__(self, schema: Schema, hidden: int):
         super().__init__()
@@ -113,16 +105,16 @@ class TypedEncoder(nn.Module):
                 nn.init.normal_(part.weight, std=hidden**-0.5)
 
     def of(self, kind: str) -> nn.Linear | nn.Embedding:
-        """The map of a type with features, the rows of one without."""
+        """The map of a type with features, the embeddings of one without."""
         return cast(nn.Linear | nn.Embedding, self.each[list(self.schema.counts).index(kind)])
 
     def linear(self, kind: str) -> nn.Linear | None:
-        """The map of a type with features."""
+        """The map of a type with features; None for a type without."""
         part = self.of(kind)
         return part if isinstance(part, nn.Linear) else None
 
     def forward(self, rows: TypedRows, share: float = 0.0) -> Tensor:
-        """h of every row; a share of the raw features, and of learnt rows, is dropped."""
+        """h of every row; a share of the raw features and of the embeddings is dropped."""
         kind = self.schema.kind_of(rows.n_id)
         parts, order = [], []
         for i, (name, each) in enumerate(zip(self.schema.counts, self.each, strict=True)):
@@ -136,7 +128,7 @@ class TypedEncoder(nn.Module):
 
 
 def by_span(maps: nn.ModuleList, h: Tensor, spans: Iterable[Span]) -> Tensor:
-    """Every row through the map of its type, where rows of a type lie side by side."""
+    """Every row through the map of its type, where rows of a type are contiguous."""
     return torch.cat([maps[kind](h[start:stop]) for kind, start, stop in spans])
 
 
@@ -148,9 +140,9 @@ def per_type(maps: nn.ModuleList, h: Tensor, kinds: Tensor) -> Tensor:
 
 
 class RowSums(NamedTuple):
-    """Sums of a_ij h_j for all rows of a padded block, those of a target side by side; or of raw features.
+    """Sums of a_ij h_j, or of raw features, for all rows of a padded block, the rows of a target contiguous.
 
-    So sum_r W_r s_r is [W_1 W_2 ...] times all sums of a target: one product, where each relation has the same width.
+    Where all relations have the same width, sum_r W_r s_r of a target is then one product, with [W_1 W_2 ...].
     """
 
     drawn: Sequence[Sequence[int]]  # for each span of targets the relations of a target's rows, in their order
@@ -160,7 +152,7 @@ class RowSums(NamedTuple):
     weights: Callable[[], Tensor]  # [T] the sums of the coefficients
 
     def product(self, convs: Sequence[Conv], rest: Sequence[Tensor]) -> list[Tensor]:
-        """rest + sum over the drawn relations of W_r times their sums, for each span of targets."""
+        """rest + sum over the drawn relations of W_r times its sums, for each span of targets."""
         every = [r for drawn in self.drawn for r in drawn]
         if not every:
             return list(rest)
@@ -179,7 +171,7 @@ class RowSums(NamedTuple):
 
 
 class RelationalConv(Conv):
-    """own_t(h_i) + sum over relations of a convolution each: sum_r conv_r(neighbours of i by r).
+    """own_t(h_i) + sum over relations r of conv_r(neighbours of i by r).
 
     With `bases` (gcn), W_r = sum_b c_rb V_b: relations share V where they are many.
     """
@@ -191,32 +183,34 @@ class RelationalConv(Conv):
     def each(self) -> list[Conv]:
         return [cast(Conv, conv) for conv in self.convs]
 
-    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, how: Sum = PLAIN) -> Tensor:
+    def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, estimator: Sum = PLAIN) -> Tensor:
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
         if block.layout is None:
             out = per_type(self.own, own, self.schema.kind_of(block.targets))
         else:
-            found = self.by_rows(values, block, how)
-            if found is not None:
-                return self.grouped(own, block.layout, found)
+            sums = self.row_sums(values, block, estimator)
+            if sums is not None:
+                return self.from_row_sums(own, block.layout, sums)
             out = by_span(self.own, own, block.layout.targets)
-        noted: list[Part] = []
+        parts: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.places.numel() == 0:
                 continue
-            form = how.of(r)
-            brought = values.of_relation(r, self.schema.relations[r][0])
-            conv.listeners = [_noted(noted, r, part.edges)] if self.listeners else []
-            out = out.index_add(0, part.places, conv(brought, own[part.places], part.block, form))
-        self.note(lambda: TypedMessages(block, noted))
+            view = values.of_relation(r, self.schema.relations[r][0])
+            conv.listeners = [_append_to(parts, r, part.edges)] if self.listeners else []
+            new = conv(view, own[part.places], part.block, estimator.for_relation(r))
+            out = out.index_add(0, part.places, new)
+        self.notify(lambda: TypedMessages(block, parts))
         return out
 
-    def by_rows(self, values: Values, block: Block, how: Sum) -> RowSums | None:
+    def row_sums(self, values: Values, block: Block, estimator: Sum) -> RowSums | None:
         """The sums of all rows of a padded block where one product can follow them; else None."""
-        if not all(conv.fixed and conv.edge is None for conv in self.each()):
+        if not all(conv.is_linear and conv.edge is None for conv in self.each()):
             return None
-        return self.plain_rows(values, block) if how is PLAIN else cast(Relations, how).by_rows(self, values, block)
+        if estimator is PLAIN:
+            return self.plain_rows(values, block)
+        return cast(Relations, estimator).row_sums(self, values, block)
 
     def plain_rows(self, values: Values, block: Block) -> RowSums:
         """The plain sums of all rows of a padded block, and their messages."""
@@ -228,18 +222,18 @@ class RelationalConv(Conv):
             block.layout.drawn,
             values.summed(rows, coef),
             lambda kernels, drawn: values.joined_each(kernels, [self.schema.relations[r][0] for r in drawn]),
-            lambda: TypedMessages(block, self.measured(values, coef, block)),
+            lambda: TypedMessages(block, self.messages(values, coef, block)),
             lambda: shares(rows, coef),
         )
 
-    def grouped(self, own: Tensor, layout: SlotLayout, found: RowSums) -> Tensor:
-        """The layer from sums of all rows: one product for all relations into a type."""
-        out = found.product(self.each(), [self.alone(kind, own[a:b]) for kind, a, b in layout.targets])
-        self.note(found.messages)
+    def from_row_sums(self, own: Tensor, layout: SlotLayout, sums: RowSums) -> Tensor:
+        """The layer's output from the sums of all rows: one product for all relations into a type."""
+        out = sums.product(self.each(), [self.without_sums(kind, own[a:b]) for kind, a, b in layout.targets])
+        self.notify(sums.messages)
         return torch.cat(out)
 
-    def alone(self, kind: int, own: Tensor) -> Tensor:
-        """What targets of a type get whatever is drawn: their own map, and what each relation adds to its sum."""
+    def without_sums(self, kind: int, own: Tensor) -> Tensor:
+        """The part of a type's outputs that reads no neighbours: the type's own map, and the rest of each relation."""
         first = cast(nn.Linear, self.own[kind])
         rest: Tensor = first.bias
         for r in self.schema.into(kind):
@@ -247,21 +241,20 @@ class RelationalConv(Conv):
             rest = rest if added is None else rest + added
         return mapped(own, first.weight, rest)
 
-    def measured(self, values: Values, coef: Tensor, block: Block) -> list[Part]:
+    def messages(self, values: Values, coef: Tensor, block: Block) -> list[Part]:
         """The messages of a plain sum, relation by relation."""
         out: list[Part] = []
         for r, (conv, part) in enumerate(zip(self.each(), sliced(block, self.schema), strict=True)):
             if part.edges.numel():
-                kernel, brought = conv.kernel(), values.of_relation(r, self.schema.relations[r][0])
-                sent = Messages(
-                    part.block, coef.index_select(0, part.edges), brought, kernel if conv.narrows() else None
-                )
+                kernel = conv.kernel() if conv.narrows() else None
+                view = values.of_relation(r, self.schema.relations[r][0])
+                sent = Messages(part.block, coef.index_select(0, part.edges), view, kernel)
                 out.append(Part(r, part.edges, sent))
         return out
 
 
-def _noted(into: list[Part], relation: int, edges: Tensor) -> Callable[[Messages], None]:
-    return lambda messages: into.append(Part(relation, edges, messages))
+def _append_to(parts: list[Part], relation: int, edges: Tensor) -> Callable[[Messages], None]:
+    return lambda messages: parts.append(Part(relation, edges, messages))
 
 
 class BasisConv(GCNConv):
@@ -299,35 +292,35 @@ class BlockConv(GCNConv):
 
 
 class TypedValues(Values):
-    """What nodes of several types bring to the first layer: encoded only where h itself is read."""
+    """Values of nodes of several types for the first layer: encoded only where h itself is read."""
 
     def __init__(self, rows: TypedRows, encode: TypedEncoder, share: float = 0.0):
         self.typed, self.encode = rows, encode
         super().__init__(torch.zeros(rows.n_id.numel(), 0, device=rows.n_id.device), share=share)
 
-    def _from(self, source: str) -> Values:
-        return _FromType(self, self.encode.linear(source))
+    def _for_source(self, source: str) -> Values:
+        return _OneType(self, self.encode.linear(source))
 
-    def raw(self, many: int | None = None) -> Tensor:
-        if many is not None and "h" not in self.kept:
-            return self.encode(self.typed[:many], self.share)
-        return self.once("h", lambda: self.encode(self.typed, self.share))[:many]
+    def raw(self, n: int | None = None) -> Tensor:
+        if n is not None and "h" not in self.cached:
+            return self.encode(self.typed[:n], self.share)
+        return self.once("h", lambda: self.encode(self.typed, self.share))[:n]
 
 
-class _FromType(Values):
-    """The values of all nodes, with the map that made those of one type: an exact sum applies it to its own sums."""
+class _OneType(Values):
+    """The values of all nodes, with the encoder of one type, which an exact sum applies to its sums of raw features."""
 
     def __init__(self, values: TypedValues, linear: nn.Linear | None):
         super().__init__(values.x, linear, values.share)
         self.values = values
 
-    def rows(self, many: int | None = None) -> Tensor:
-        return self.values.rows(many)
+    def rows(self, n: int | None = None) -> Tensor:
+        return self.values.rows(n)
 
-    def raw(self, many: int | None = None) -> Tensor:
-        return self.values.rows(many)
+    def raw(self, n: int | None = None) -> Tensor:
+        return self.values.rows(n)
 
-    def _formed(self) -> bool:
+    def _has_h(self) -> bool:
         return True
 
     def _width(self) -> int:
@@ -338,74 +331,74 @@ class _FromType(Values):
 
 
 class TypedTableValues(Values):
-    """The same over one table of all types' features: sums are formed of raw features where they lie, and an encoder
-    joins the map of each relation, unless h itself is read."""
+    """The same over one table of all types' features: raw features are summed in place, and the encoder is joined with
+    the map of each relation, unless h itself is read."""
 
     def __init__(self, table: Features, block: Block, encode: TypedEncoder, share: float = 0.0):
         super().__init__(table.value, share=share)
         assert block.layout is not None
         self.table, self.n_id, self.encode, self.spans = table, block.n_id, encode, block.layout.sources
-        self.dropped = table.drop(share) if share else None
+        self.drop = table.drop(share) if share else None
 
-    def _from(self, source: str) -> Values:
-        return _FromTable(self, self.encode.linear(source))
+    def _for_source(self, source: str) -> Values:
+        return _OneTypeOfTable(self, self.encode.linear(source))
 
-    def raw(self, many: int | None = None) -> Tensor:
-        return self.rows(many)
+    def raw(self, n: int | None = None) -> Tensor:
+        return self.rows(n)
 
-    def rows(self, many: int | None = None) -> Tensor:
-        if many is None or many == self.n_id.numel() or "h" in self.kept:
-            return self.once("h", lambda: self._read(self.n_id.numel()))[:many]
-        return self._read(many)
+    def rows(self, n: int | None = None) -> Tensor:
+        if n is None or n == self.n_id.numel() or "h" in self.cached:
+            return self.once("h", lambda: self._read(self.n_id.numel()))[:n]
+        return self._read(n)
 
-    def _read(self, many: int) -> Tensor:
-        x, out = self.table.rows(self.n_id[:many], self.dropped), []
+    def _read(self, n: int) -> Tensor:
+        x, out = self.table.rows(self.n_id[:n], self.drop), []
         for kind, start, stop in self.spans:
-            if start < many:
+            if start < n:
                 encoder = cast(nn.Linear, self.encode.each[kind])
-                out.append(mapped(x[start : min(stop, many)], self.wide(encoder.weight), encoder.bias))
+                out.append(mapped(x[start : min(stop, n)], self.wide(encoder.weight), encoder.bias))
         return torch.cat(out)
 
     def wide(self, weight: Tensor) -> Tensor:
-        """A map of features as one of the table's rows: those of a narrower type end in zeros."""
-        return widened_to(self._width(), weight)
+        """An encoder's weight with zero columns for a table that is wider than the type's features."""
+        return padded_to(self._width(), weight)
 
-    def formed(self) -> bool:
-        return "h" in self.kept
+    def has_h(self) -> bool:
+        return "h" in self.cached
 
     def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        if self.formed():
+        if self.has_h():
             return super().joined_each(kernels, sources)
         return join_each(kernels, [cast(nn.Linear, self.encode.linear(kind)) for kind in sources], self._width())
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
-        if self.formed():
+        if self.has_h():
             return gather(self.rows(), block, coef)
-        return self.table.sum(block, coef.unsqueeze(1), self.dropped).squeeze(1)
+        return self.table.sum(block, coef.unsqueeze(1), self.drop).squeeze(1)
 
 
-class _FromTable(TableValues):
-    """The values of all nodes, with the map that made those of one type."""
+class _OneTypeOfTable(TableValues):
+    """The values of all nodes, with the encoder of one type."""
 
     def __init__(self, values: TypedTableValues, linear: nn.Linear | None):
         super().__init__(values.table, values.n_id, linear)
-        self.values, self.share, self.dropped = values, values.share, values.dropped
+        self.values, self.share, self.drop = values, values.share, values.drop
 
-    def rows(self, many: int | None = None) -> Tensor:
-        return self.values.rows(many)
+    def rows(self, n: int | None = None) -> Tensor:
+        return self.values.rows(n)
 
-    def _formed(self) -> bool:
-        return self.values.formed()
+    def _has_h(self) -> bool:
+        return self.values.has_h()
 
     def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         w, bias = super().joined(kernel)
-        return (w if w is None or self._formed() else self.values.wide(w)), bias
+        return (w if w is None or self._has_h() else self.values.wide(w)), bias
 
     def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
-        return Values(self.rows()).dot(v) if self._formed() else super().dot(v, block)
+        return Values(self.rows()).dot(v) if self._has_h() else super().dot(v, block)
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
-        return gather(self.rows(), block, coef) if self._formed() else super().summed(block, coef)
+        return gather(self.rows(), block, coef) if self._has_h() else super().summed(block, coef)
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
@@ -413,62 +406,58 @@ class _FromTable(TableValues):
 
 
 class Relations(Sum):
-    """A memory for each relation of a layer; the dial is one for all."""
+    """A sum for each relation of a layer; control variates share their `noise`."""
 
     noise: Tensor
 
     def __init__(self, parts: Sequence[Sum], noise: float, device: torch.device):
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.draws, self.shaped = any(p.draws for p in parts), all(p.shaped for p in parts)
-        self.parted = any(p.parted for p in parts)
+        self.draws, self.fixed_shape = any(p.draws for p in parts), all(p.fixed_shape for p in parts)
+        self.separates_dropout = any(p.separates_dropout for p in parts)
         self.register_buffer("noise", torch.tensor(noise, device=device), persistent=False)
 
     @property
     def dial(self) -> Tensor | None:
-        return self.noise if self.parted else None
+        return self.noise if self.separates_dropout else None
 
-    def of(self, relation: int) -> Sum:
+    def for_relation(self, relation: int) -> Sum:
         part = cast(Sum, self.parts[relation])
         if isinstance(part, Variate):
             part.noise = self.noise
         return part
 
-    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
-        """The sums of all rows of a padded block, where they are formed together; None: relation by relation."""
+    def row_sums(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+        """The sums of all rows of a padded block, where they can be formed together; None: relation by relation."""
         return None
 
-    def refresh(self, h: Tensor, conv: RelationalConv, passed: bool) -> None:  # type: ignore[override]
+    def refresh(self, h: Tensor, conv: RelationalConv, snapshots_only: bool) -> None:  # type: ignore[override]
         for part, each in zip(self.parts, conv.each(), strict=True):
-            cast(Sum, part).refresh(h, each, passed)
+            cast(Sum, part).refresh(h, each, snapshots_only)
 
-    def settle(self) -> None:
-        for part in self.parts:
-            cast(Sum, part).settle()
-
-    def _remembered(self) -> dict[str, Tensor]:
-        return {**super()._remembered(), "noise": self.noise}
+    def _stored(self) -> dict[str, Tensor]:
+        return {**super()._stored(), "noise": self.noise}
 
 
 class RelationsExact(Relations):
     """The first layer's sums over all neighbours, of fixed weights and raw features, for each relation."""
 
-    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+    def row_sums(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
         parts, schema, layout = [cast(ExactSum, p) for p in self.parts], conv.schema, block.layout
         assert layout is not None
-        if any(p.seen is not None for p in parts):  # on the CPU rows are formed one by one
+        if any(p.lazy is not None for p in parts):  # on the CPU rows are formed on demand
             return None
         some = [[r for r in schema.into(kind) if parts[r].graph.num_edges] for kind, _, _ in layout.targets]
         known, weights = [], []
         for span, relations in zip(layout.targets, some, strict=True):
             nodes = block.targets[span.start : span.stop] - schema.first(span.kind)
             for r in relations:
-                known.append(parts[r].at(nodes, values.share))
+                known.append(parts[r].sums_at(nodes, values.share))
                 weights.append(parts[r].weights.index_select(0, nodes))
-        if not known:  # nothing points to such nodes
+        if not known:  # no edge leads to these types
             return None
         wide = max(x.shape[1] for x in known)
-        known = [widened_to(wide, x) for x in known]
+        known = [padded_to(wide, x) for x in known]
 
         def maps(kernels: Sequence[Tensor], drawn: Sequence[int]) -> tuple[Tensor, Tensor]:
             of = [values.of_relation(r, schema.relations[r][0]).encoder for r in drawn]
@@ -481,7 +470,7 @@ class RelationsExact(Relations):
 class RelationsSnapshot(Relations):
     """Control variates from one snapshot H for all relations, each with its own sums of it."""
 
-    def by_rows(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
+    def row_sums(self, conv: RelationalConv, values: Values, block: Block) -> RowSums | None:
         parts, schema, layout = [cast(ControlVariate, p) for p in self.parts], conv.schema, block.layout
         assert layout is not None
         if any(p.missing is not None for p in parts):
@@ -495,14 +484,14 @@ class RelationsSnapshot(Relations):
         if not known:
             return None
 
-        def formed() -> tuple[Tensor, Values]:
+        def estimated() -> tuple[Tensor, Values]:
             change, square = parts[0].history.change(block.n_id, mean.rows(), trust)
             base = _side_by_side(known, layout.drawn)
             return gather(change, rows, coef, (base, None, trust)), Values(change, square=square)
 
-        sums, changed = mean.once("rows formed", formed)  # the mean goes on to the next layer
+        sums, changed = mean.once("row estimates", estimated)  # once, see `Variate.total`
         if mean is not values:
-            sums = sums + dropped_part(values, rows, coef)
+            sums = sums + dropout_part(values, rows, coef)
 
         def messages() -> TypedMessages:
             found = [(r, part) for r, part in enumerate(sliced(block, schema)) if part.edges.numel()]
@@ -515,7 +504,7 @@ class RelationsSnapshot(Relations):
 
 
 def _side_by_side(each: Sequence[Tensor], drawn: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of one relation after the other as rows of one target after the other, span by span."""
+    """From rows grouped by relation to rows grouped by target, span by span."""
     left, out = list(each), []
     for relations in drawn:
         if relations:
@@ -525,10 +514,10 @@ def _side_by_side(each: Sequence[Tensor], drawn: Sequence[Sequence[int]]) -> Ten
 
 
 class TypedGNN(GNN):
-    """What models over typed graphs share: an encoder per node type, and layers that see all relations.
+    """What models of typed graphs share: an encoder per node type, and layers over all relations.
 
-    `inputs` is a `Schema`: the types with their numbers of nodes and features, and the relations; `edges` are the
-    features of an edge of each relation, none unless told.
+    `inputs` is a `Schema`: the types with their numbers of nodes and features, and the relations; `edges` is the number
+    of edge features of each relation, or one number for all, 0 by default.
     """
 
     graph = ("row", False)
@@ -555,7 +544,7 @@ class TypedGNN(GNN):
         return TypedValues(batch.x, self.encode, share)
 
     def renew(self, table: Features) -> None:
-        """Nothing: messages are measured from h, which is formed where they are asked for."""
+        """Nothing to renew: messages are measured from h."""
 
     def learn_by_rows(self) -> None:
         for part in self.encode.each:
@@ -566,28 +555,26 @@ class TypedGNN(GNN):
         return [graph.of_relation(r) for r in range(len(self.schema.relations))]
 
     def exact(self, views: list[Graph], x: TypedFeatures) -> Sum:  # type: ignore[override]
-        """Sums over all neighbours of each relation, from the features or the learnt rows of its source type."""
+        """Sums over all neighbours of each relation, from the features or the embeddings of its source type."""
         parts: list[Sum] = []
         for view, conv, (source, _, target) in self._relations(views):
             own = view.replace(indices=view.indices - self.schema.starts[source])
             table, encode = x.tables[source], self.encode.of(source)
             if isinstance(encode, nn.Embedding):
-                parts.append(ExactRows(own, encode))
+                parts.append(ExactEmbeddings(own, encode))
             else:
                 assert table is not None
-                parts.append(sum_of_all(conv, own, table, self.storage, self.dropout > 0))
-            parts[-1].start = self.schema.starts[target]
+                parts.append(make_exact(conv, own, table, self.storage, self.dropout > 0))
+            parts[-1].row_offset = self.schema.starts[target]
         form = RelationsExact if all(isinstance(p, ExactSum) for p in parts) else Relations
         return form(parts, 0.0, views[0].device)
 
     def variate(self, views: list[Graph], width: int, kind: str, noise: float, dtype: torch.dtype) -> Sum:
-        """A part per relation; of a snapshot, all read the same H."""
+        """A control variate per relation; all snapshots share one H."""
         parts: list[Variate] = []
         for view, conv, (_, _, target) in self._relations(views):
-            made = sum_with_variate(
-                conv, view, width, kind, dtype, noise, self.storage, sum(self.schema.counts.values())
-            )
-            made.start = self.schema.starts[target]
+            made = make_variate(conv, view, width, kind, dtype, noise, self.storage, sum(self.schema.counts.values()))
+            made.row_offset = self.schema.starts[target]
             if kind == "snapshot" and parts:
                 made.history = parts[0].history
             parts.append(made)
@@ -601,7 +588,7 @@ class TypedGNN(GNN):
     def check(  # type: ignore[override]
         self, graph: Graph, x: TypedFeatures, edges: int = 0, parts: Parts | None = None
     ) -> None:
-        """A typed graph, and features of its own types."""
+        """Refuse what is not a typed graph with features by its types."""
         if parts is not None:
             raise InputError("a typed graph must be on one process, got several")
         count(edges, 0, "edges")
@@ -609,16 +596,16 @@ class TypedGNN(GNN):
         if of_kind(graph, Graph, "graph").types is None or len(x) != graph.num_nodes:
             raise InputError(f"`graph` must have the {len(x)} nodes of `x`, by type, got {graph}")
 
-    def embedded(self, x: TypedFeatures, low: int, high: int) -> Tensor:  # type: ignore[override]
+    def encoded(self, x: TypedFeatures, low: int, high: int) -> Tensor:  # type: ignore[override]
         nodes = torch.arange(low, high, device=next(self.parameters()).device)
-        return in_pieces(nodes, lambda ids: self.encode(x.index_select(0, ids)), self.storage)
+        return in_chunks(nodes, lambda ids: self.encode(x.index_select(0, ids)), self.storage)
 
 
 class RGCN(TypedGNN):
     """Relational GCN (Schlichtkrull et al. 2018): own_t(h_i) + sum_r W_r mean of i's neighbours by r.
 
-    conv="gcn" (default) or "sage", which has a W of the target's own per relation; with attention it is the model rgat.
-    Where relations are many: `bases` > 0, W_r = sum_b c_rb V_b; or `blocks` > 0, W_r block-diagonal.
+    conv="gcn" (default) or "sage", which also maps the target's own h per relation; with attention it is model rgat.
+    For many relations: `bases` > 0, W_r = sum_b c_rb V_b; or `blocks` > 0, W_r block-diagonal.
     """
 
     def __init__(
@@ -655,7 +642,7 @@ class RGCN(TypedGNN):
 
 
 class RGAT(TypedGNN):
-    """own_t(h_i) + sum_r of graph attention over i's neighbours by r, four heads unless told."""
+    """own_t(h_i) + sum_r of graph attention over i's neighbours by r, four heads by default."""
 
     activation = "elu"
     weights = "relations"

@@ -1,4 +1,4 @@
-"""Policies: the odds of each neighbour. The rest of the package knows them only through `POLICIES`."""
+"""Policies: the odds of each neighbour. The rest of the package uses them only through `POLICIES`."""
 
 from adahop.policies.attended import Attended
 from adahop.policies.base import Policy, Static, Uniform

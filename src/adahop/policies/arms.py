@@ -1,4 +1,4 @@
-"""Arms: the weights of bandits whose arms are a node's neighbours, and the sums that make drawing from them quick."""
+"""Arms: the weights of bandits whose arms are a node's neighbours, and sums of them for fast draws."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Arms(OnGraph):
         super().__init__()
         self.graph, self.storage = graph, storage
         start, lines = tree.lay_out(graph.edges.first, graph.edges.last)
-        self.register_buffer("weight", ops.large_pages(self._room(states)))
+        self.register_buffer("weight", ops.large_pages(self._padded_ones(states)))
         self.register_buffer("start", start, persistent=False)
         trees = storage.zeros(states, lines * tree.WIDE, device=graph.device)
         self.register_buffer("sums", ops.large_pages(trees), persistent=False)
         self.scratch, self.prefix = Scratch(storage.full), PrefixSums(graph, states, storage, sums)
         self.sum_up()
 
-    def _room(self, states: int) -> Tensor:
-        """Weights of 1, each state followed by a line or more: kernels read whole lines."""
+    def _padded_ones(self, states: int) -> Tensor:
+        """Weights of 1, each state followed by a cache line or more: kernels read whole lines."""
         line, edges = tree.WIDE, self.graph.num_edges
         return self.storage.ones(states, (edges // line + 2) * line, device=self.graph.device)[:, :edges]
 
-    def open(self, how: str) -> None:
-        """Such draws go by prefix sums, where this device does: the sums in trees are then not kept up."""
-        self.prefix.open(how)
+    def use_prefix_sums(self, how: str) -> None:
+        """Draw by prefix sums where this device uses them; the sum trees are then not updated any more."""
+        self.prefix.enable(how)
         if self.prefix.at(0) is not None:
             self.start.fill_(-1)
             self.sums = self.sums.new_zeros(len(self.sums), 0)
@@ -55,11 +55,11 @@ class Arms(OnGraph):
         return Odds(edge=weight, eta=eta, tree=sums if self.prefix.at(state) is None else None)
 
     def odds_for(self, state: int, eta: float, how: str) -> Odds:
-        """On the CPU, systematic draws go by the weights of a while ago, without a scan."""
+        """On the CPU, systematic draws use prefix sums of somewhat older weights, without a scan of the row."""
         return self.odds(state, eta)._replace(prefix=self.prefix.at(state) if how == "systematic" else None)
 
     def visited(self, state: int, row: Tensor, ptr: Tensor, eta: float) -> None:
-        """After the weights of a block's rows have grown."""
+        """Called after an update of the weights of a block's rows."""
         self.prefix.visited(state, row, ptr, Odds(edge=self.weight[state], eta=eta))
 
     def weights(self, state: int) -> Weights:
@@ -70,12 +70,12 @@ class Arms(OnGraph):
         ops.grow(sight, gain, self.graph.edges, self.weights(state), self.scratch)
 
     def put(self, state: int | slice, weight: Tensor | float) -> None:
-        """New weights for all the edges of a state, in the order of the CSR."""
+        """Set the weights of all edges of a state, in the order of the CSR."""
         self.weight[state] = weight
         self.sum_up()
 
     def sum_up(self) -> None:
-        """The sums again from the weights, after these were written from outside."""
+        """Rebuild the sum trees after weights were written from outside."""
         edges = self.graph.edges
         for s in range(len(self.weight)):
             tree.build(edges.first, edges.last, self.weight[s], Tree(self.start, self.sums[s]))
@@ -85,6 +85,6 @@ class Arms(OnGraph):
         self.sum_up()
 
     def moved(self) -> None:
-        if self.weight.stride(0) < self.graph.num_edges + tree.WIDE:  # what was moved is packed
-            self.weight = self._room(len(self.weight)).copy_(self.weight)
+        if self.weight.stride(0) < self.graph.num_edges + tree.WIDE:  # moving a tensor drops its padding
+            self.weight = self._padded_ones(len(self.weight)).copy_(self.weight)
         self.sum_up()

@@ -1,4 +1,4 @@
-"""Attention over all neighbours without visiting them: scores from one number per node and head."""
+"""Odds from attention over all neighbours, whose scores are computed from stored numbers per node and head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attended(Tracked):
     [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
     """
 
-    pads = True
+    has_slots = True
     reads = staticmethod(scores)
     needs = ("heads", "slope")
     scores: Tensor
@@ -43,7 +43,7 @@ class Attended(Tracked):
             raise InputError(f"`policy` must be another than attended for a graph with several relations, got {kinds}")
         super().__init__(graph, layers, eta, memory, storage=storage)
         self.heads, self.slope = count(heads, 0, "heads"), between(slope, 0.0, 1.0, "slope")
-        if heads == 0:  # the model has no such scores: a_ij is the graph's weight
+        if heads == 0:  # a model without attention scores: a_ij is the graph's weight
             self.reads, self.own_draw = Tracked.reads, False  # type: ignore[assignment]
         n, device = graph.num_nodes, graph.device
         self.register_buffer("scores", storage.zeros(2, layers, n, heads, device=device))  # s, then t
@@ -51,12 +51,12 @@ class Attended(Tracked):
         self.register_buffer("typical", torch.zeros(2, layers, heads, device=device))
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
-        """Its draws are its own, where it has heads."""
+        """Nothing to prepare where it has heads, as it draws by itself."""
         if self.heads == 0:
             super().prepare(how, sizes)
 
     def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn | None:
-        """The draw over the targets' own edges, laid end to end, with the odds of each pair."""
+        """Copy the targets' edges into one array, and draw from it by the odds of each edge."""
         if self.heads == 0:
             return super().places(layer, rows, k, how, key)
         edges, laid, chance, place = self._laid(layer, rows.row)
@@ -65,7 +65,7 @@ class Attended(Tracked):
 
     def slots(self, layer: int, rows: Rows, k: int, how: str, key: random.Stream, loops: int) -> Slots:
         edges, laid, chance, place = self._laid(layer, rows.row)
-        one = torch.zeros(1, dtype=torch.long, device=place.device)  # a place for empty slots, also where no edge is
+        one = torch.zeros(1, dtype=torch.long, device=place.device)  # a place for empty slots, even without edges
         edges = edges._replace(indices=torch.cat([edges.indices, one.to(edges.indices.dtype)]))
         odds = Odds(edge=torch.cat([chance, chance.new_ones(1)]), eta=self.eta)
         found: Slots = ops.padded(edges, laid, rows.row, k, loops, how, odds, key)
@@ -74,7 +74,7 @@ class Attended(Tracked):
         return found._replace(pos=pos, weight=weight)
 
     def _laid(self, layer: int, dst: Tensor) -> tuple[Edges, Rows, Tensor, Tensor]:
-        """The targets' edges end to end, their rows, the odds of each edge and its place in the graph."""
+        """The targets' edges in one array, their rows, the odds of each edge and its place in the graph."""
         g = self.graph
         _, place, chance = self.chances(layer, dst)
         ptr = ops.pointer(g.indptr[dst + 1] - g.indptr[dst])
@@ -109,7 +109,7 @@ class Attended(Tracked):
 
 
 def _mean(score: Tensor, block: Block) -> Tensor:
-    """[H] over the edges of a block, its empty slots apart."""
+    """[H] the mean over the edges of a block, without empty slots."""
     if not block.slots:
         return score.mean(0)
     used = (block.scale > 0).unsqueeze(1)

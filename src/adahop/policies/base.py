@@ -1,4 +1,4 @@
-"""Policy: the odds of each neighbour, `odds(layer)`, and what it learns, `update(layer, block, energy)`."""
+"""Policy: the odds of each neighbour, `odds(layer)`, and how they are learned, `update(layer, block, energy)`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from adahop.storage import MEMORY, Storage
 class Policy(OnGraph):
     """The odds of each neighbour, with one state per layer. This class is uniform and learns nothing."""
 
-    learns = False  # whether `update` changes its state; a class that writes one need not say so
-    reads: Reading = staticmethod(energy)  # what it learns from, of a layer's messages
-    own_draw = False  # whether `places` draws; a class that writes one need not say so
-    pads = False  # whether `slots` makes such a draw in a fixed shape
+    learns = False  # whether `update` changes its state; set for a class that defines `update`
+    reads: Reading = staticmethod(energy)  # the function of a layer's messages that it learns from
+    own_draw = False  # whether `places` draws; set for a class that defines `places`
+    has_slots = False  # whether `slots` makes such a draw for padded blocks
     needs: tuple[str, ...] = ()  # options that come with the model, see `GNN.facts`
     rescales = False  # whether `scaled` changes anything
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
@@ -41,29 +41,29 @@ class Policy(OnGraph):
         return Odds()
 
     def odds_for(self, layer: int, how: str) -> Odds:
-        """The odds where they may depend on the kind of draw."""
+        """The odds for one kind of draw, with what makes that draw faster."""
         return self.odds(layer)
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
-        """A sampler will draw `how`, `sizes` edges per target of each layer (1 where their number varies)."""
+        """Called by a sampler that will draw `how`, `sizes` edges per target of each layer (1 where this varies)."""
 
     def places(self, layer: int, rows: Rows, k: Tensor, how: str, key: int | random.Stream) -> Drawn | None:
-        """A draw of the policy's own, for odds that are neither an edge's nor a node's; None leaves it to the odds."""
+        """A draw of the policy's own, for odds that are not stored per edge or node; None: draw by `odds`."""
         return None
 
     def slots(self, layer: int, rows: Rows, k: int, how: str, key: random.Stream, loops: int) -> Slots:
-        """The same draw in slots, `loops` for the self-loops of a row and k for its draws."""
+        """The same draw for a padded block: per row `loops` slots for self-loops and k for draws."""
         raise NotImplementedError
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
-        """The drawn places with the scale of this policy's estimate; the draw's own one is unbiased."""
+        """The drawn places with the scale of this policy's estimator; that of the draw, the default, is unbiased."""
         return drawn
 
     def strength(self, layer: int, rows: Rows) -> Tensor:
-        """The root of each row's variance at one draw, up to a factor; it decides which gets more of a budget.
+        """The root of each row's variance at one draw, up to a factor: its share of a budget.
 
-        Here sum of a_ij over the neighbours: norms of h alike. (Norms that were tracked made it worse on the graphs
-        tried: where neighbours agree they are large and the variance is small.)
+        Here the sum of a_ij over the neighbours, as if all |h| were equal. (Tracked norms gave worse results on the
+        graphs tried: where neighbours agree, norms are large and the variance is small.)
         """
         g = self.graph
         first = g.first[rows.row]
@@ -75,7 +75,7 @@ class Policy(OnGraph):
 
 
 class Uniform(Policy):
-    """Every neighbour alike: GraphSAGE's choice."""
+    """Equal odds for all neighbours, as in GraphSAGE."""
 
 
 class Static(Policy):
@@ -90,8 +90,8 @@ class Static(Policy):
             weight = edge_weights(weight, graph.num_edges)
             weight = weight if graph.eid is None else weight[graph.eid.long()]
         self.register_buffer("weight", weight, persistent=False)
-        self.fan_out: list[int] = []  # of systematic draws
-        self.sums: dict[int, Prefix] = {}  # and their prefix sums, made when they are first needed
+        self.fan_out: list[int] = []  # of each layer, for systematic draws
+        self.sums: dict[int, Prefix] = {}  # their prefix sums by fan-out, made on first use
 
     def odds(self, layer: int) -> Odds:
         return Odds(edge=self.graph.relative if self.weight is None else self.weight, eta=self.eta)
@@ -100,14 +100,14 @@ class Static(Policy):
         self.fan_out = list(sizes) if how in ("systematic", "auto") else []
 
     def odds_for(self, layer: int, how: str) -> Odds:
-        """On the CPU, systematic draws go by prefix sums: 4 bytes per edge and 8 per node for each fan-out."""
+        """On the CPU, systematic draws use prefix sums: 4 bytes per edge and 8 per node for each fan-out."""
         odds = self.odds(layer)
         if how != "systematic" or not self.fan_out:
             return odds
         return odds._replace(prefix=self._prefix(self.fan_out[layer], odds))
 
     def _prefix(self, k: int, odds: Odds) -> Prefix | None:
-        """None where a scan is needed: nothing to go by, or edges that must never come."""
+        """None where draws scan the row: no weights, or edges that must never be drawn."""
         g = self.graph
         if k < 0 or odds.edge is None or not goes_by_sums(g.indptr):
             return None
@@ -124,7 +124,7 @@ class Static(Policy):
 
 
 def check_odds(policy: Policy) -> None:
-    """Of a user's own policy: kernels read the odds without bounds, and what is not a number is never drawn."""
+    """Check the odds of a user's own policy: kernels read them without bounds checks."""
     sizes = {"edge": policy.graph.indices.numel(), "node": policy.graph.num_nodes}
     whose = f"{type(policy).__name__}.odds"
     for layer in range(policy.layers):
@@ -143,7 +143,7 @@ def check_odds(policy: Policy) -> None:
 
 
 def sight(block: Block) -> Sight:
-    """What an update is made from: a block's rows, the places drawn for them, and with which chance."""
+    """The inputs of an update: a block's rows, the places drawn for them, their probabilities and scales."""
     if block.row is None or block.row_ptr is None:
         return Sight(block.n_id[: block.num_dst], block.ptr, block.pos, block.prob, block.scale, block.slots)
     return Sight(block.row, block.row_ptr, block.pos, block.prob, block.scale, block.slots)

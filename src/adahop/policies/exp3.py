@@ -34,7 +34,7 @@ class Exp3(Policy):
 
     learns = True
     STEP, ETA = 0.3, 0.1
-    whole = True  # the reward is k times the energy
+    times_k = True  # whether the reward is k times the energy
     mean: Tensor
     visits: Tensor
 
@@ -63,11 +63,8 @@ class Exp3(Policy):
         self.step, self.eta, self.reward = step, eta, reward
         if horizon is not None:
             between(horizon, 1.0, 1e18, "horizon")
-        self.share_layers, self.horizon, self.memory = (
-            flag(share_layers, "share_layers"),
-            horizon,
-            between(memory, 0.0, 1.0, "memory"),
-        )
+        self.share_layers, self.horizon = flag(share_layers, "share_layers"), horizon
+        self.memory = between(memory, 0.0, 1.0, "memory")
         states = 1 if share_layers else layers
         n = graph.num_rows
         self.arms = Arms(graph, states, storage, sums)
@@ -79,14 +76,14 @@ class Exp3(Policy):
 
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         if how == "systematic":
-            self.arms.open(how)
+            self.arms.use_prefix_sums(how)
 
     def odds_for(self, layer: int, how: str) -> Odds:
         return self.arms.odds_for(0 if self.share_layers else layer, self.eta, how)
 
     @property
     def log_weight(self) -> Tensor:
-        """[states, E] the logarithms of the weights, to look at."""
+        """[states, E] the logarithms of the weights, for inspection."""
         return self.arms.weight.log()
 
     @torch.no_grad()
@@ -95,7 +92,8 @@ class Exp3(Policy):
             return
         paper, root = self.step == "paper", self.step == "scale-free"
         step = self.STEP if root else 0.0 if isinstance(self.step, str) else float(self.step)
-        rule = Exp3Rule(self.whole, paper, step, root, float(self.eta), float(self.horizon or 0.0), float(self.memory))
+        horizon = float(self.horizon or 0.0)
+        rule = Exp3Rule(self.times_k, paper, step, root, float(self.eta), horizon, float(self.memory))
         seen = sight(block)
         ops.exp3(
             seen, self._reward(block, energy), self.graph.edges, self.arms.weights(layer), self.mean[layer],
@@ -104,7 +102,7 @@ class Exp3(Policy):
         self.arms.visited(layer, seen.row, seen.ptr, self.eta)
 
     def _reward(self, block: Block, energy: Tensor) -> Tensor:
-        """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `whole`) as `scale` is 1 / (k q)."""
+        """(a / q)^2 |h|^2 / k: the energy of a message, times k (where `times_k`) as `scale` is 1 / (k q)."""
         return energy
 
 
@@ -115,7 +113,7 @@ class Exp3M(Exp3):
     printed a |h|^2 / q^2, the default a^2 |h|^2 / q^2, whose optimum is a |h|.
     """
 
-    whole = False
+    times_k = False
 
     def _reward(self, block: Block, energy: Tensor) -> Tensor:
         if self.reward == "paper":

@@ -1,4 +1,4 @@
-"""Thanos: a bandit that prefers the neighbours nearest to the mean, and an estimate that takes them at face value."""
+"""Thanos: a bandit that prefers neighbours near the mean message; its estimator does not correct for the odds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Thanos(Policy):
 
     @property
     def log_weight(self) -> Tensor:
-        """[layers, E] the logarithms of the weights, to look at."""
+        """[layers, E] the logarithms of the weights, for inspection."""
         return self.arms.weight.log()
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:

@@ -17,19 +17,19 @@ from adahop.policies.base import Policy, sight
 from adahop.policies.prefix import PrefixSums
 from adahop.storage import MEMORY, Storage
 
-MOST = 32_000  # visits that are counted
+MOST = 32_000  # visits are counted up to here
 LEVEL = 256  # nodes whose mean is taken as the level of a step; fewer are averaged with earlier steps
 
 
 class Tracked(Policy):
     """q_ij in proportion to a_ij sqrt(v_j), v_j an exponential average of |m_j|^2 / level, mixed with `eta` uniform.
 
-    |m_j|^2 = energy / (weight scale)^2 belongs to node j, not to the edge: what one parent sees serves all, and what is
-    learned takes 6 bytes per node and layer (in a typed graph per relation and source). What spares the CPU a scan, for
-    draws with replacement and systematic ones, takes 8 more per node and 4 per edge, or with sums="blocks" 12 per node
-    and 1/8 per edge (`PrefixSums`). The average of squares is what minimises the variance when h_j itself is noisy
-    (sampled below, dropout). `level` is the mean |m|^2 of the day: as a model learns, all norms grow together, and a
-    node seen long ago must not look small for it. v starts at 1, the typical node, and counts as one sight.
+    |m_j|^2 = energy / (weight scale)^2 belongs to node j, not to the edge: what one target observes serves all, and the
+    learned state takes 6 bytes per node and layer (in a typed graph per relation and source). For draws with
+    replacement and systematic ones on the CPU, prefix sums take 8 more per node and 4 per edge, or with sums="blocks"
+    12 per node and 1/8 per edge (`PrefixSums`). The average of squares minimises the variance when h_j itself is noisy
+    (sampled below, dropout). `level` is the current mean |m|^2: as a model learns, all norms grow together, and a node
+    seen long ago must not look small for that reason. v starts at 1, the typical node, which counts as one visit.
 
     >>> policy = Tracked(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), layers=1)
     >>> policy.odds(0).node.tolist()
@@ -65,7 +65,7 @@ class Tracked(Policy):
         return self.square.sqrt()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
-        for name in ("node", "since"):  # of an earlier form of the sums, which are made again
+        for name in ("node", "since"):  # of an earlier form of the sums, which are rebuilt
             state.pop(f"{prefix}copied.{name}", None)
         super()._load_from_state_dict(state, prefix, *more)
 
@@ -75,17 +75,17 @@ class Tracked(Policy):
     def prepare(self, how: str, sizes: Sequence[int]) -> None:
         """With "auto" draws are systematic or shared, and a shared one takes more than k edges of a row."""
         if how in ("systematic", "multinomial", "auto") and self.eta > 0:
-            self.prefix.open(how)
+            self.prefix.enable(how)
             self.prefix.fan_out = list(sizes) if how == "auto" else None
 
     def odds_for(self, layer: int, how: str) -> Odds:
-        """On the CPU, draws with replacement and systematic ones go by the norms of a while ago, without a scan; the
-        others use the current ones."""
+        """On the CPU, draws with replacement and systematic ones use prefix sums of somewhat older norms instead of a
+        scan; other draws use the current norms."""
         sums = self.prefix.at(layer) if how in ("systematic", "multinomial") else None
         return self.odds(layer) if sums is None else self._squares(self.square[layer], sums)
 
     def _squares(self, square: Tensor, sums: Prefix | None = None) -> Odds:
-        """`odds` without a root per node: for kernels that read a few of them."""
+        """`odds` with squared norms, for kernels that take the roots of the few that they read."""
         g = self.graph
         return Odds(edge=g.relative, node=square, eta=self.eta, shift=g.shift, root=True, prefix=sums)
 
@@ -103,7 +103,7 @@ class Tracked(Policy):
             return (block.n_id, block.src, block.dst), energy
         row = ops.segment_of(block.row_ptr, block.num_edges)
         pair = block.n_id[block.src] + self.graph.types.shift[block.row][row]
-        if block.slots:  # what is in an empty slot has no part in it, and pairs may come more than once
+        if block.slots:  # pairs in empty slots are ignored, and pairs may repeat
             pair, src = pair.masked_fill(block.scale == 0, 0), torch.arange(block.num_edges, device=pair.device)
         else:
             src, first = ops.in_order(pair)

@@ -101,7 +101,7 @@ def source(data: object, device: object = None, tables: bool = True) -> tuple[Da
     at = torch.device("cpu") if device is None else device_of(device)
     own = _own_graph(data)
     if own is not None:  # our own data sets; their graph must not travel with batches, which have their own edge_attr
-        data, own = _without_graph(data), own.undescribed()
+        data, own = _without_graph(data), own.without_edge_features()
     if device is not None:
         data = moved_but(data, at, {} if tables else feature_tables(data))
     return data, (Graph.from_data(_sized(data), edge_attr=False) if own is None else own).to(at)

@@ -1,4 +1,4 @@
-"""Samplers: one file, one family; `adahop.methods` has the names people know."""
+"""Samplers, one file per family; `adahop.methods` lists the methods by name."""
 
 from adahop.samplers.base import Sampler
 from adahop.samplers.bliss import Bliss

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from adahop import messages, ops
-from adahop.block import Block, Seeds, as_block
+from adahop import messages
+from adahop.block import Block, Seeds
 from adahop.checks import InputError, KindError, as_tensor, count, flag, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.ops import Drawn, Rows, random
@@ -26,28 +26,28 @@ EPOCH = 1 << 40  # counters for shuffling epochs, away from those of the steps
 
 
 class Sampler(OnGraph):
-    """State is buffers, learned parts are parameters: `.to()` and `state_dict()` come for free.
+    """State is held in buffers and learned parts in parameters, so that `.to()` and `state_dict()` work.
 
     A new sampler implements `expand(layer, rows, key)`, which the loop calls for every layer, or the whole
     `draw(seeds)`; and `learn` if it learns. `sample` and `update` wrap them with checks.
     """
 
-    learns = False  # whether `learn` changes its state; a class that writes one need not say so
-    ordered = False  # whether a batch depends on those before it; a class that writes its own `draw` need not say so
+    learns = False  # whether `learn` changes its state; set for a class that defines `learn`
+    ordered = False  # whether a batch depends on those before it; set for a class that defines `draw`
     fixed_size = False  # whether a layer's draws per row are known beforehand, so that blocks can be padded
     rescales = False  # whether `scaled` changes anything
-    budget = False  # whether rows carry their weight in the sums above, see `Rows.weigh`
-    penalises = False  # whether `penalty` joins the loss; nor here
-    per_node = False  # whether a node's draw depends on the step and the node alone: two ranks draw alike for it
+    budget = False  # whether it needs the weight of each row in the sums above, see `Rows.weigh`
+    penalises = False  # whether `penalty` joins the loss; set for a class that defines `penalty`
+    per_node = False  # whether a node's draw depends on the step and the node alone: all ranks draw the same for it
     by_owner = False  # whether the owner of a part of the graph can draw for its own nodes
-    by_subgraph = False  # whether a batch is one subgraph for all layers: it cannot be dealt to several ranks
+    by_subgraph = False  # whether a batch is one subgraph for all layers: its seeds cannot be split over ranks
     syncs = False  # whether an update reads from the device, so that it cannot be part of a CUDA graph
     draw_syncs = False  # the same of its draws
-    sized_by: tuple[str, ...] = ()  # what sizes may differ by in a typed graph: "relation", "type"
-    reads: messages.Reading = staticmethod(messages.energy)  # what it learns from, of a layer's messages
+    sized_by: tuple[str, ...] = ()  # in a typed graph, sizes may be a dict by "relation" or "type"
+    reads: messages.Reading = staticmethod(messages.energy)  # the function of a layer's messages that it learns from
     skip: frozenset[int] = frozenset()  # layers whose sum the model knows: nothing needs to be drawn for them
-    exchange: Callable[..., Any] | None = None  # what other processes saw joins here, see `adahop.distributed`
-    salt: tuple[int, ...] = ()  # sets the random streams of one process apart from another's
+    exchange: Callable[..., Any] | None = None  # joins the updates of all ranks, see `adahop.distributed`
+    salt: tuple[int, ...] = ()  # makes the random streams of one rank different from those of others
     step: Tensor
     epochs: Tensor
 
@@ -71,7 +71,7 @@ class Sampler(OnGraph):
     # --- for users -------------------------------------------------------------------------------------------------
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
-        """The nodes in batches, in an order that the seed and the number of the epoch alone decide."""
+        """The nodes in batches, in an order that depends on the seed and the epoch number alone."""
         nodes = self.graph.ids(nodes, "nodes").to(self.graph.device)
         size = count(batch_size, 1, "batch_size")
         if flag(shuffle, "shuffle"):
@@ -84,12 +84,12 @@ class Sampler(OnGraph):
         return -(-nodes.numel() // batch_size)
 
     @property
-    def apart(self) -> bool:
-        """Whether batches can be drawn side by side (`twin`): each depends on its step alone, and nothing is learnt."""
+    def parallel(self) -> bool:
+        """Whether threads may draw a batch each (`twin`): batches depend on their step alone, nothing is learnt."""
         return not (self.ordered or self.listens or self.exchange is not None)
 
     def twin(self) -> Any:
-        """One that draws as this does and shares what it knows; its step and its scratch are its own."""
+        """A copy for another thread or for diagnostics: it shares the state, and has its own step and scratch."""
         other = copy.copy(self)
         own = {name: torch.zeros_like(getattr(self, name)) for name in ("step", "epochs")}
         other.__dict__["_buffers"] = {**self._buffers, **own}
@@ -109,7 +109,7 @@ class Sampler(OnGraph):
         return blocks
 
     def update(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> None:
-        """Learn from one number per edge of each block: the squared norm of its message."""
+        """Learn from one number per edge of each block, by default the squared norm of its message."""
         if not all(isinstance(given, list | tuple) for given in (blocks, energy)) or not all(
             isinstance(b, Block) for b in blocks
         ):
@@ -137,26 +137,26 @@ class Sampler(OnGraph):
             self.learn(drawn, given)
 
     def penalty(self, blocks: Sequence[Block], energy: Sequence[Tensor]) -> Tensor | float:
-        """What joins the loss; 0 for all but samplers trained through it."""
+        """A term of the loss, for samplers that are trained by the optimizer."""
         return 0.0
 
     def loss_weight(self, blocks: Sequence[Block]) -> Tensor | None:
-        """A weight for the loss of every target of the last block; None counts them alike."""
+        """A weight for the loss of every target of the last block; None: equal weights."""
         return None
 
     # --- for samplers ----------------------------------------------------------------------------------------------
 
     @property
     def listens(self) -> bool:
-        """Whether energies are of any use to it; where not, none are computed."""
+        """Whether it reads energies; otherwise none are computed."""
         return self.learns or self.penalises
 
     def draw(self, seeds: Tensor) -> list[Block]:
-        """All layers' blocks: the loop, unless a sampler has a way of its own."""
+        """The blocks of all layers: by the loop, unless a sampler overrides this."""
         return loop.sample(self, Seeds(seeds))
 
     def rows(self, layer: int, dst: Tensor, until: Tensor | None = None) -> Rows:
-        """What a layer draws from for some targets; relations of size 0 have no part in it."""
+        """The rows that a layer draws from for some targets, without relations of size 0."""
         only = self.sized.drawn(layer, self.graph.types)
         return self.graph.rows(dst, until=until, only=only)
 
@@ -165,30 +165,28 @@ class Sampler(OnGraph):
         raise NotImplementedError
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
-        """The drawn edges with the scale of the sampler's estimate; the draw's own one is unbiased."""
+        """The drawn edges with the scale of the sampler's estimator; by default that of the draw, which is unbiased."""
         return drawn
 
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
-        """After the step, no grad."""
+        """Called by `update`, after the optimizer step and without gradients."""
 
     def key(self, layer: int) -> int:
-        """The name of this step's random stream for a layer."""
+        """The key of this step's random numbers for a layer."""
         return random.key(self.seed, int(self.step), layer, *self.salt)
 
     def stream(self, layer: int) -> random.Stream:
-        """The same, for kernels: the step stays on the device."""
+        """The same for CUDA kernels, which read the step from the device."""
         return random.Stream(random.key(self.seed), self.step, layer)
 
     def block(self, dst: Tensor, drawn: Drawn) -> Block:
-        """The block of drawn places: targets first, then their sources as they first appear."""
-        rows = self.graph.rows(dst)
-        found = ops.number(dst, drawn, self.graph.edges, rows.target, self._scratch, None)
-        return as_block(rows, self.graph.edges.finished(rows, drawn, found), drawn)
+        """The block of drawn places, for some targets."""
+        return loop.numbered_block(self, self.graph.rows(dst), drawn)
 
-    # --- for diagnostics: what it is compared with --------------------------------------------------------------------
+    # --- for diagnostics: baselines -----------------------------------------------------------------------------------
 
-    def even(self) -> Sampler:
-        """Uniform draws of the same kind and the same sizes."""
+    def uniform(self) -> Sampler:
+        """A sampler of uniform draws of the same family and the same sizes."""
         from adahop.samplers.neighbor import NeighborSampler
 
         other = NeighborSampler(self.graph, self.sizes)
@@ -197,7 +195,7 @@ class Sampler(OnGraph):
 
     @property
     def sizes(self) -> list[int]:
-        """How many are drawn per layer, input layer first; the largest where relations differ."""
+        """Draws per layer, input layer first; the largest number where relations differ."""
         return self.sized.most
 
     @sizes.setter
@@ -205,19 +203,19 @@ class Sampler(OnGraph):
         self.sized = Sizes(list(sizes))
 
     def by_target(self) -> NeighborSampler | None:
-        """A sampler with the same draw for each target, by odds that can be set; None where targets share a draw."""
+        """A node-wise sampler with the same draw and sizes, whose odds can be set; None where targets share a draw."""
         return None
 
-    # --- for the loader: delayed feedback whose delay is exact --------------------------------------------------------
+    # --- for the loader: feedback with an exact delay -----------------------------------------------------------------
 
     def defer(self, on: bool) -> None:
-        """While on, updates wait until `release` is called; turning it off applies what waits."""
-        waiting, self._pending = self._pending, ([] if on else None)
-        for blocks, energy in waiting or ():
+        """While on, updates are queued until `release`; turning it off applies those that are queued."""
+        queued, self._pending = self._pending, ([] if on else None)
+        for blocks, energy in queued or ():
             self.learn(blocks, energy)
 
     def release(self) -> Callable[[], None]:
-        """Take what waits now; the returned function applies it, in order."""
+        """Take the queued updates; the returned function applies them, in order."""
         taken, self._pending = self._pending or [], []
 
         def apply() -> None:

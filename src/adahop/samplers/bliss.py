@@ -1,4 +1,4 @@
-"""BLISS: layer-wise sampling where every target's bandit has a vote."""
+"""BLISS: layer-wise sampling with a bandit per target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bliss(LayerSampler):
     edge is r_ij = a_ij^2 |h_j|^2 / q_ij^2 = energy / (scale q_ij)^2, weighted by 1 / pi_j, with the scale-free step of
     `Exp3`. It rests at q_ij = a_ij |h_j| / sum, whatever the other targets of a batch want, so that what is learnt in
     one batch holds in the next; pi_j is then near the optimum |h_j| sqrt(sum_i a_ij^2), each target's own sum aside.
-    Edges that came without a draw teach too: nothing need be guessed from them. `step`, `eta` and `memory` are those of
+    Edges that were taken without a draw are learnt from, too. `step`, `eta` and `memory` are those of
     `Exp3`. Memory: 4 bytes per edge and 8 per node, per layer.
 
     >>> sampler = Bliss(Graph.from_edge_index([[1, 2, 3, 4], [0, 0, 0, 0]]), [2])
@@ -72,5 +72,5 @@ class Bliss(LayerSampler):
             at = (size.cumsum(0) - size)[mine] + block.pos - first[mine]
             q = torch.ones_like(block.scale)
             q[others] = self.votes(layer, row, place, seen.row.numel())[at[others]].to(q.dtype)
-            taught = block._replace(prob=(~others).to(q.dtype))  # by all edges that are not sure by nature
+            taught = block._replace(prob=(~others).to(q.dtype))  # learn from all edges but self-loops
             self.policy.update(layer, taught, e / (block.scale * q).square().clamp(min=1e-30))

@@ -1,4 +1,4 @@
-"""Budget: one total per layer, spread over the targets where it lowers the variance most."""
+"""Budget: a total number of draws per layer, spread over the targets so that the variance is lowest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spread(total: int, strength: Tensor, most: Tensor, key: int) -> Tensor:
     most = most.double()
     least = most.clamp(max=1.0)
     share = strength.double().clamp(min=0.0).nan_to_num(0.0)
-    share = share / share.max().clamp(min=1e-300) + 1e-9  # all alike where nothing is known
+    share = share / share.max().clamp(min=1e-300) + 1e-9  # equal shares where all are 0
     low, high = torch.zeros_like(share[:1]), (most / share).max().reshape(1)
     for _ in range(ROUNDS):
         middle = (low + high) / 2
@@ -40,9 +40,9 @@ def spread(total: int, strength: Tensor, most: Tensor, key: int) -> Tensor:
 
 
 def passed_down(block: Block, weighs: Tensor) -> Tensor:
-    """What an error in each source counts for: the root of the sum of its squared coefficients in the sums above.
+    """The weight of an error in each source: the root of the sum of its squared coefficients in the sums above.
 
-    A target without a self-loop is taken to reach its own next h directly, as SAGE's does, and counts in full.
+    A target without a self-loop is assumed to reach its own next h directly, as in SAGE, with weight 1.
     """
     coef = block.weight * block.scale * weighs[block.dst]
     square = segment_sum(coef.square(), block.src, block.num_src)

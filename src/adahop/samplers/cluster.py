@@ -21,8 +21,8 @@ class ClusterGCN(Renormalised):
     """A few METIS clusters per batch, with the edges between them; weights re-normalised within the batch.
 
     scale_ij = sum over N(i) of a / sum over N(i) in the batch of a, so that a row keeps its sum; a self-loop's is
-    (1 + diagonal) times that. ClusterGCN (Chiang et al. 2019; `diagonal` is the lambda of its Eq. 11); evaluation knows
-    nothing of `diagonal`. By default clusters of about 250 nodes, four per batch, but at least five batches per epoch.
+    (1 + diagonal) times that. ClusterGCN (Chiang et al. 2019; `diagonal` is the lambda of its Eq. 11); evaluation does
+    not use `diagonal`. By default clusters of about 250 nodes, four per batch, but at least five batches per epoch.
     `batch_size` has no effect. Clusters without a node that counts are left out of an epoch. Biased: edges to other
     batches are lost. Memory: 20 bytes per node.
 
@@ -60,11 +60,11 @@ class ClusterGCN(Renormalised):
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """All nodes of `clusters` clusters per batch."""
         count(batch_size, 1, "batch_size")
-        busy = self.part[self.remember(nodes)].unique()
+        used = self.part[self.count_in_loss(nodes)].unique()
         if flag(shuffle, "shuffle"):
-            busy = random.shuffled(busy, random.key(self.seed, EPOCH, int(self.epochs)))
+            used = random.shuffled(used, random.key(self.seed, EPOCH, int(self.epochs)))
         self.epochs += 1
-        for some in busy.split(self.clusters) if busy.numel() else ():
+        for some in used.split(self.clusters) if used.numel() else ():
             yield self.members[spans(self.start[some], self.start[some + 1] - self.start[some])[1]]
 
     def batches(self, nodes: Tensor, batch_size: int) -> int:

@@ -21,11 +21,11 @@ class LayerSampler(Sampler):
 
     `sizes` holds s, input layer first. scale = count_j / (s q_j) with replacement and 1 / pi_j without, so that
     sum weight * scale * h[src] has the full sum as its mean. Where a layer has no more than s candidates, all come
-    exactly. `inner`: a layer's targets are sources too (their own h is at hand), so edges between targets are taken
-    exactly and the draw is left to new nodes; False leaves them to chance as the papers print it.
+    exactly. `inner`: a layer's targets are sources too, so edges between targets cost nothing and are taken exactly,
+    and only new nodes are drawn; False draws them all, as in the papers.
 
     With `per_target`, sizes are sources per target of the layer: s grows with the batch, and is what k draws for each
-    target would come to at most, but every target uses all of them that it is linked to.
+    target would give at most, but every target uses all of them that it is connected to.
 
     In a typed graph all relations share the draw; sizes may be a dict by node type, a draw each, as HGTLoader's are.
 
@@ -51,7 +51,7 @@ class LayerSampler(Sampler):
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         raise NotImplementedError
 
-    def even(self) -> LayerSampler:
+    def uniform(self) -> LayerSampler:
         return UniformLayer(self.graph, self.sizes, draw="multinomial", inner=self.inner, per_target=self.per_target)
 
     def near(self, rows: Rows) -> Near:
@@ -66,13 +66,13 @@ class LayerSampler(Sampler):
         """The layer's size of some nodes, or of those of each type, by their odds."""
         times = dst.numel() if self.per_target else 1
         if self.sized.source is None or self.graph.types is None:
-            return ops.pick(odds, many(self.sizes[layer], times), self.how, key)
+            return ops.pick(odds, multiple(self.sizes[layer], times), self.how, key)
         kind = self.graph.types.type_of(nodes)
         prob, scale = (torch.zeros(nodes.numel(), device=nodes.device) for _ in range(2))
         for t, size in enumerate(self.sized.source[layer].tolist()):
             own = kind == t
             if size != 0:
-                prob[own], scale[own] = ops.pick(odds[own], many(size, times), self.how, random.key(key, t))
+                prob[own], scale[own] = ops.pick(odds[own], multiple(size, times), self.how, random.key(key, t))
         return prob, scale
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn:
@@ -86,13 +86,13 @@ class LayerSampler(Sampler):
         return torch.ones(place.numel(), dtype=torch.double, device=place.device) if w is None else w[place].double()
 
 
-def many(size: int, times: int) -> int:
-    """A size, so many times; all stays all."""
+def multiple(size: int, times: int) -> int:
+    """size * times; -1, which means all, stays."""
     return size if size < 0 else size * times
 
 
 class UniformLayer(LayerSampler):
-    """Every candidate alike: the baseline of the layer-wise samplers."""
+    """Equal odds for all candidates: the baseline of the layer-wise samplers."""
 
     def odds(self, layer: int, dst: Tensor, near: Near) -> Tensor:
         return torch.ones(near.nodes.numel(), dtype=torch.double, device=dst.device)
@@ -102,8 +102,8 @@ class FastGCN(LayerSampler):
     """q_j in proportion to (sum over all i of a_ij^2)^power, over the whole graph, the same for every layer and batch.
 
     From Chen, Ma, Xiao, "FastGCN" (2018), Algorithm 1, whose power is 1 and whose draw is "multinomial"; 1/2 minimises
-    the variance when all h are alike. Self-loops are exact here and count for nothing in q. Few of the drawn nodes
-    may touch the targets: that is the method, and it is unbiased all the same. Memory: 8 bytes per node.
+    the variance when all |h| are equal. Self-loops are exact here and do not enter q. Few of the drawn nodes may be
+    neighbours of the targets: this is how the method works, and it is still unbiased. Memory: 8 bytes per node.
 
     >>> sampler = FastGCN(Graph.from_edge_index([[1, 2, 2], [0, 0, 1]]), [1])
     >>> sampler.importance.tolist()
@@ -130,8 +130,8 @@ class Ladies(LayerSampler):
     """q_j in proportion to (sum over the targets i of a_ij^2)^power: only neighbours of the layer above can come.
 
     From Zou et al., "LADIES" (2019), Algorithm 1, whose power is 1 and whose draw is "multinomial". draw="poisson",
-    where each candidate comes by itself with pi_j = min(1, c q_j) and c such that sum pi = s, is PLADIES (Balin and
-    Catalyurek 2023, Sec. 3.1). 1/2 minimises the variance sum_j sum_i a_ij^2 |h_j|^2 / pi_j when all h are alike.
+    where candidates are drawn independently with pi_j = min(1, c q_j), c such that sum pi = s, is PLADIES (Balin and
+    Catalyurek 2023, Sec. 3.1). 1/2 minimises the variance sum_j sum_i a_ij^2 |h_j|^2 / pi_j when all |h| are equal.
     The original divides each row by its sum afterwards, which is biased and left out.
 
     >>> sampler = Ladies(Graph.from_edge_index([[1, 2, 3, 3], [0, 0, 0, 4]]), [2])

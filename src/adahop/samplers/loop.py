@@ -1,4 +1,4 @@
-"""The loop: from the seeds down, layer by layer, rows -> expand -> number."""
+"""The sampling loop: from the seeds down, layer by layer, rows -> expand -> number."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from adahop.typed import TypedBatch, Types
 if TYPE_CHECKING:
     from adahop.samplers.base import Sampler
 
-LOOPS = 8  # self-loops of a row that have slots
-SLOTS = 1 << 14  # below one seed of a typed graph: more would mostly be empty
+LOOPS = 8  # the most self-loops of a row that padded blocks have slots for
+SLOTS = 1 << 14  # the most slots below one seed of a typed graph: of more, most would be empty
 
 
 class Draw(NamedTuple):
-    """A draw that is described and not made yet: the numbering decides in which shape it is made."""
+    """The arguments of a draw that is not made yet: the numbering decides in which shape it is made."""
 
     k: Tensor  # one number for all rows, or one each
     how: str
     odds: Odds
     key: int | random.Stream
     size: int = -1  # k where it is one number
-    slots: Callable[[int], Slots] | None = None  # of a policy that draws by itself, from the most self-loops of a row
+    slots: Callable[[int], Slots] | None = None  # the draw of a policy with `own_draw`, given the self-loops per row
 
 
 class Fetched(NamedTuple):
-    """Edges drawn elsewhere and looked up there; `pos` of `drawn` is what the sampler knows them by."""
+    """Edges that another rank drew and looked up; `pos` of `drawn` is their place among its answers."""
 
     drawn: Drawn
     src: Tensor  # global ids
@@ -44,7 +44,7 @@ class Fetched(NamedTuple):
 
 
 def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -> list[Block]:
-    """Blocks for the seeds, input layer first. A layer of `skip` gets a block without edges, and nothing is drawn."""
+    """Blocks for the seeds, input layer first. Layers in `sampler.skip` are not drawn: their blocks have no edges."""
     by = Compact() if numbering is None else numbering
     dst, blocks = by.begin(sampler, seeds.n_id), []
     weigh = torch.ones(dst.numel(), device=dst.device) if sampler.budget else None
@@ -57,7 +57,7 @@ def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -
             until = None if seeds.time is None else seeds.time[by.trees()]
             rows = by.rows(sampler, layer, dst, until)._replace(weigh=weigh)
             block = by.number(sampler, rows, sampler.expand(layer, rows, by.key(sampler, layer)))
-            blocks.append(sampler.graph.described(block))
+            blocks.append(sampler.graph.with_edge_features(block))
             dst = by.next(block)
             weigh = None if weigh is None else by.passed(block, weigh)
     finally:
@@ -66,7 +66,7 @@ def sample(sampler: Sampler, seeds: Seeds, numbering: Numbering | None = None) -
 
 
 def drawn_from(sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Drawn:
-    """What was drawn, made now where it was only described."""
+    """What was drawn; a `Draw` is made now."""
     if isinstance(found, Fetched):
         return found.drawn
     if isinstance(found, Draw):
@@ -75,12 +75,19 @@ def drawn_from(sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> D
     return sampler.scaled(rows, found)
 
 
+def numbered_block(sampler: Sampler, rows: Rows, drawn: Drawn) -> Block:
+    """The block of drawn places: targets first, then their sources in order of appearance."""
+    edges = sampler.graph.edges
+    numbered = ops.number(rows.targets, drawn, edges, rows.target, sampler._scratch, None)
+    return as_block(rows, edges.finished(rows, drawn, numbered), drawn)
+
+
 def _now(key: int | random.Stream) -> int:
     return key.now() if isinstance(key, random.Stream) else key
 
 
 class Numbering:
-    """How the nodes of a batch are numbered: the caller's choice, not the sampler's."""
+    """How the nodes of a batch are numbered; the caller of `sample` chooses."""
 
     def begin(self, sampler: Sampler, seeds: Tensor) -> Tensor:
         """The targets of the topmost layer."""
@@ -105,15 +112,15 @@ class Numbering:
         return block.n_id
 
     def skipped(self, dst: Tensor) -> Tensor:
-        """The same where nothing was drawn."""
+        """The targets of the layer below one that was not drawn."""
         return dst
 
     def passed(self, block: Block, weigh: Tensor) -> Tensor:
-        """How much an error in each of the next targets counts for, see `Rows.weigh`."""
+        """The weight of an error in each of the next targets, see `Rows.weigh`."""
         return passed_down(block, weigh)
 
     def trees(self) -> Tensor:
-        """Which seed each of the present targets was reached from; its time is theirs."""
+        """The seed from which each of the present targets was reached; its time applies to them."""
         raise InputError("`disjoint` must be True where seeds have times, as a node may be reached at two, got False")
 
     def end(self, sampler: Sampler) -> None:
@@ -121,28 +128,25 @@ class Numbering:
 
 
 class Compact(Numbering):
-    """Targets first, then each other node once, as it first appears."""
+    """Targets first, then each other node once, in order of appearance."""
 
     def __init__(self) -> None:
-        self.named: Tensor | None = None  # nodes whose numbers are kept in the scratch, for the next layer
+        self.numbered: Tensor | None = None  # nodes whose numbers are still in the scratch, for the next layer
 
     def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
-        dst, edges = rows.targets, sampler.graph.edges
         if isinstance(found, Fetched):
             return fetched_block(rows, found, sampler._scratch)
         if not isinstance(found, Draw):
-            drawn = sampler.scaled(rows, found)
-            numbered = ops.number(dst, drawn, edges, rows.target, sampler._scratch, None)
-            self.named = None
-            return as_block(rows, edges.finished(rows, drawn, numbered), drawn)
-        known = self.named is not None
+            self.numbered = None
+            return numbered_block(sampler, rows, sampler.scaled(rows, found))
+        edges, known = sampler.graph.edges, self.numbered is not None
         drawn, numbered = ops.hop(edges, rows, found.k, found.how, found.odds, _now(found.key), sampler._scratch, known)
-        self.named = numbered.n_id
+        self.numbered = numbered.n_id
         return as_block(rows, edges.finished(rows, drawn, numbered), sampler.scaled(rows, drawn))
 
     def end(self, sampler: Sampler) -> None:
-        if self.named is not None:
-            ops.forget(self.named, sampler._scratch)
+        if self.numbered is not None:
+            ops.forget(self.numbered, sampler._scratch)
 
 
 def fetched_block(rows: Rows, found: Fetched, scratch: Tensor) -> Block:
@@ -153,11 +157,11 @@ def fetched_block(rows: Rows, found: Fetched, scratch: Tensor) -> Block:
 
 
 class Padded(Numbering):
-    """As many slots for every target, sources not numbered anew: a shape that chance does not change, for a GPU.
+    """The same number of slots for every target, so that the shape does not depend on the draw: for CUDA graphs.
 
-    What is drawn is what the other blocks hold, slot by slot: self-loops first, then one slot per draw. Nodes repeat in
-    `n_id`, and as a node's draws depend on the step and the node alone, its copies draw alike. Such a shape can be
-    captured as a CUDA graph. With `bare`, blocks may leave the user's edge numbers out: training does not read them.
+    Slots hold the same edges as other blocks, self-loops first, then one slot per draw. Sources are not numbered: a
+    node may occur several times in `n_id`, and its copies draw the same edges, since draws depend on the step and the
+    node alone. With `bare`, blocks may leave out the user's edge ids, which training does not read.
     """
 
     def __init__(self, loops: int, bare: bool = False):
@@ -166,7 +170,7 @@ class Padded(Numbering):
 
     @staticmethod
     def of(sampler: Sampler, bare: bool = False, seeds: Tensor | None = None) -> Padded | None:
-        """For a sampler whose draws have a fixed size, on a device whose kernels are there; else None.
+        """For a sampler whose draws have a fixed size, on a device that has kernels for them; else None.
 
         In a typed graph, `seeds` are the nodes that batches are drawn for, which must be of one type.
         """
@@ -175,14 +179,14 @@ class Padded(Numbering):
 
     @staticmethod
     def fitted(sampler: Sampler, bare: bool = False, seeds: Tensor | None = None) -> Padded | str:
-        """The same on any device; or why there is none."""
+        """The same on any device; a string says why there is none."""
         g = sampler.graph
         if not sampler.fixed_size or g.num_edges == 0:
             return "its method has no fixed fan-out"
         many = g.first - g.indptr[:-1]
         loops = int(many.max())
-        alike = loops == int(many.min()) or not sampler.rescales
-        if not alike or loops > LOOPS:
+        uniform = loops == int(many.min()) or not sampler.rescales
+        if not uniform or loops > LOOPS:
             return "its nodes have different numbers of self-loops"
         if g.types is None:
             return Padded(loops, bare)
@@ -215,7 +219,7 @@ class Padded(Numbering):
         return Block(f.n_id, f.rows, edge_index, e_id, f.weight, f.prob, scale, ptr, f.pos, self.loops + k)
 
     def layout(self, dst: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """(edge_index, ptr): a loop's source is its target's own row, a drawn slot's is a row of its own."""
+        """(edge_index, ptr): the source of a self-loop is the target's own place, that of a drawn slot a new one."""
         rows = dst.numel()
         if (rows, k) not in self.layouts:
             row = torch.arange(rows, device=dst.device)
@@ -228,10 +232,10 @@ class Padded(Numbering):
 
 
 class TypedPadded(Padded):
-    """The same for a typed graph: as many slots for every (target, relation), all rows of a hop drawn by one call.
+    """The same for a typed graph: equal numbers of slots for every (target, relation), a hop's rows drawn in one call.
 
-    Targets have a row for every relation into their type, and empty slots hold a node of the relation's source type: so
-    the types of a hop's nodes, and with them the relations of the next hop's rows, do not depend on chance.
+    Targets have a row for every relation into their type, and empty slots hold a node of the relation's source type. So
+    the types of a hop's nodes, and with them the relations of the next hop's rows, do not depend on the draw.
     """
 
     def __init__(self, hops: TypedHops, kind: int, bare: bool = False):
@@ -268,10 +272,10 @@ class TypedPadded(Padded):
 
 
 class Merged(Compact):
-    """One subgraph of all layers, each node expanded once, where it first appears: what PyG's models take.
+    """One subgraph of all layers, as PyG's models take it: each node is expanded once, where it first appears.
 
-    With `disjoint`, every seed has a tree of its own, and a node is known by its tree and its id. After the loop
-    `n_id`, `tree` and the edges of each hop, topmost first, are in the numbers of the whole batch.
+    With `disjoint`, every seed has its own tree, and a node is identified by (tree, id). After the loop, `n_id`, `tree`
+    and the edges of each hop, that of the seeds first, use the numbers of the whole batch.
     """
 
     def __init__(self, disjoint: bool = False):
@@ -283,7 +287,7 @@ class Merged(Compact):
         self.edges: list[Tensor] = []
 
     def by_type(self, types: Types, blocks: list[Block]) -> TypedBatch:
-        """The drawn blocks of a typed graph as PyG has them: ids by type, edges by relation."""
+        """The drawn blocks of a typed graph as in PyG: ids by type, edges by relation."""
         return types.batch(blocks, (self.n_id, self.edges, self.counts))
 
     def begin(self, sampler: Sampler, seeds: Tensor) -> Tensor:
@@ -295,13 +299,10 @@ class Merged(Compact):
         return seeds
 
     def number(self, sampler: Sampler, rows: Rows, found: Drawn | Draw | Fetched) -> Block:
-        drawn = found if isinstance(found, Fetched) else drawn_from(sampler, rows, found)
-        if isinstance(drawn, Fetched):
-            block = fetched_block(rows, drawn, sampler._scratch)
+        if isinstance(found, Fetched):
+            block = fetched_block(rows, found, sampler._scratch)
         else:
-            edges = sampler.graph.edges
-            numbered = ops.number(rows.targets, drawn, edges, rows.target, sampler._scratch, None)
-            block = as_block(rows, edges.finished(rows, drawn, numbered), drawn)
+            block = numbered_block(sampler, rows, drawn_from(sampler, rows, found))
         known = self.n_id.numel()
         src = self._trees(block) if self.disjoint else self._once(block)
         self.edges.append(torch.stack([src, block.dst + self.start]))

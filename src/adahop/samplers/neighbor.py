@@ -20,7 +20,7 @@ from adahop.policies.base import check_odds
 from adahop.samplers.base import Sampler
 from adahop.samplers.budget import spread
 from adahop.samplers.loop import Draw
-from adahop.samplers.sizes import alike
+from adahop.samplers.sizes import one_size
 from adahop.storage import MEMORY, Storage
 
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
@@ -33,15 +33,16 @@ class NeighborSampler(Sampler):
     """Each target takes itself exactly and k of its neighbours, drawn by `draw` with the odds of `policy`.
 
     scale = 1/(k q) with replacement and 1/pi without, so that sum weight * scale * h[src] has the full sum as its mean.
-    With `budget`, sizes are totals per layer, spread over a batch's targets (see `spread`) by the variance each would
-    have and by what it counts for in the sums above: a batch's size is known beforehand, whatever the degrees are.
+    With `budget`, sizes are totals per layer, spread over a batch's targets (see `spread`) by the variance of each and
+    its weight in the sums above: the size of a batch is then known beforehand, whatever the degrees are.
     draw="shared": sources are drawn once for all targets of a batch, systematically, as many as k draws per target
-    would bring on average, and every target uses all of them that are its neighbours. A source comes with probability P_j in proportion to the root of
-    sum_i (pi_ij S_i)^2 (capped at 1), pi_ij its probability in a draw of target i's own and S_i = sum_j a_ij; its edges
-    have scale 1/P_j. Targets are in the batch anyway: edges between them are exact. So a batch reads as many nodes, and
-    in a dense graph a target uses many more than k of them. It scans the neighbourhoods.
+    would bring on average, and every target uses all of them that are its neighbours. A source comes with probability
+    P_j in proportion to the root of sum_i (pi_ij S_i)^2 (capped at 1), where pi_ij is its probability in a draw of
+    target i's own and S_i = sum_j a_ij; its edges have scale 1/P_j. Targets are in the batch anyway, so edges between
+    them are exact. A batch reads as many nodes as with other draws, and in a dense graph a target uses many more than k
+    of them. The draw scans the neighbourhoods.
     draw="auto": "shared" for a batch whose targets have neighbours in common (`OVERLAP`), else "systematic"; on a GPU
-    always the latter, whose shape is fixed.
+    always "systematic", whose shape is fixed.
     In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
     of the sources.
 
@@ -80,7 +81,7 @@ class NeighborSampler(Sampler):
 
     @property
     def fan_out(self) -> list[int]:
-        """How many edges a row of each layer draws; 1 where that varies."""
+        """Draws per row of each layer; 1 where it varies."""
         return [1] * len(self.sizes) if self.budget else self.sizes
 
     @property
@@ -115,12 +116,9 @@ class NeighborSampler(Sampler):
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
         drawn = [layer for layer in range(len(self.sizes)) if layer not in self.skip]
-        told = all(self.sizes[layer] >= 0 and self.sized.even(layer) for layer in drawn)
-        return (
-            told
-            and not (self.budget or self.how == "poisson" or self.shares)
-            and (self.policy.pads or not self.policy.own_draw)
-        )
+        fixed = all(self.sizes[layer] >= 0 and self.sized.same_for_all(layer) for layer in drawn)
+        slots = self.policy.has_slots or not self.policy.own_draw
+        return fixed and slots and not (self.budget or self.shares or self.how == "poisson")
 
     @property
     def draw_syncs(self) -> bool:  # type: ignore[override]
@@ -137,7 +135,7 @@ class NeighborSampler(Sampler):
         k, how = self.many(layer, rows, key), self.draw_of(rows)
         if how == SHARED:
             return self._shared(layer, rows, k, key)
-        if self.policy.own_draw and isinstance(key, random.Stream):  # asked for in slots
+        if self.policy.own_draw and isinstance(key, random.Stream):  # a padded block
             size = self.sizes[layer]
             slots = functools.partial(self.policy.slots, layer, rows, size, how, key)
             return Draw(k, how, Odds(), key, size, slots)
@@ -183,7 +181,7 @@ class NeighborSampler(Sampler):
         if not self.budget:
             return self.sized.of(layer, rows)
         if size < 0 and relation is None and self.sized.source is None:
-            return alike(size, row.device)
+            return one_size(size, row.device)
         assert rows.weigh is not None and isinstance(key, int), "a budget is spread on the host"
         most = self.graph.last[row] - self.graph.first[row]
         weigh = rows.weigh if rows.target is None else rows.weigh[rows.target]
@@ -210,7 +208,7 @@ class NeighborSampler(Sampler):
     @torch.no_grad()
     def learn(self, blocks: list[Block], energy: list[Tensor]) -> None:
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
-            if block.num_edges:  # a layer that is skipped has none
+            if block.num_edges:  # skipped layers have none
                 self.policy.update(layer, block, e)
 
 

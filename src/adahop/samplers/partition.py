@@ -1,4 +1,4 @@
-"""Partitions by METIS, kept on disk under the graph's own hash."""
+"""Partitions by METIS, cached on disk under the graph's hash."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from torch import Tensor
 
 from adahop.checks import InputError
 from adahop.graph import Graph
-from adahop.mapped import cache, kept
+from adahop.mapped import cache_path, cached_arrays
 
 
 def partition(graph: Graph, parts: int) -> Tensor:
     """[N] the cluster of each node, 0, 1, ... without gaps; no more clusters than nodes.
 
-    METIS sees the graph as undirected, without self-loops and weights. The result is kept under
-    `$ADAHOP_CACHE/partitions` (~/.cache/adahop/partitions); a file that cannot be read is made anew.
+    METIS sees the graph as undirected, without self-loops and weights. The result is cached in
+    `$ADAHOP_CACHE/partitions` (~/.cache/adahop/partitions); a file that cannot be read is replaced.
     """
     n = graph.num_nodes
     if parts >= n:
         return torch.arange(n)
     if parts == 1:
         return torch.zeros(n, dtype=torch.long)
-    home = cache("partitions", f"{graph.hash()}-{parts}.npz")
-    found = kept(home, lambda a: _fits(a["part"], n, parts), lambda: {"part": _metis(graph, parts).int().numpy()})
+    home = cache_path("partitions", f"{graph.hash()}-{parts}.npz")
+    found = cached_arrays(
+        home, lambda a: _fits(a["part"], n, parts), lambda: {"part": _metis(graph, parts).int().numpy()}
+    )
     return torch.from_numpy(found["part"]).long()
 
 

@@ -1,4 +1,4 @@
-"""Random node subgraphs (RNS), all nodes at once, and DropEdge: parts of a graph that chance alone decides."""
+"""Random node subgraphs (RNS), full-batch training, and DropEdge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adahop.samplers.subgraph import Renormalised
 
 
 class RandomNodes(Renormalised):
-    """All nodes, dealt at random into `parts` batches an epoch; a batch is the subgraph that its nodes induce.
+    """All nodes, split at random into `parts` batches per epoch; a batch is the subgraph that its nodes induce.
 
     PyG's RandomNodeLoader, with weights re-normalised within the batch. By default as many parts as batches of
     `batch_size` counted nodes; parts=1 is full-batch training. `drop`: this share of the edges is left out of every
@@ -45,7 +45,7 @@ class RandomNodes(Renormalised):
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """Every node of the graph once."""
-        nodes = self.remember(nodes)
+        nodes = self.count_in_loss(nodes)
         everyone = torch.arange(self.graph.num_nodes, device=nodes.device)
         parts = self.batches(nodes, count(batch_size, 1, "batch_size"))
         if flag(shuffle, "shuffle"):
@@ -65,10 +65,7 @@ class RandomNodes(Renormalised):
 
     def thinned(self, block: Block, key: int) -> Block:
         """Without the edges that are dropped."""
-        kept = block.is_self() | (random.unit(key, block.pos, 0) >= self.drop)
-        dst = block.dst[kept]
-        return block._replace(
-            edge_index=block.edge_index[:, kept], e_id=block.e_id[kept], weight=block.weight[kept],
-            prob=block.prob[kept], scale=block.scale[kept], pos=block.pos[kept],
-            ptr=pointer(torch.bincount(dst, minlength=block.num_dst)),
-        )  # fmt: skip
+        left = block.is_self() | (random.unit(key, block.pos, 0) >= self.drop)
+        fields = {name: getattr(block, name)[left] for name in ("e_id", "weight", "prob", "scale", "pos")}
+        ptr = pointer(torch.bincount(block.dst[left], minlength=block.num_dst))
+        return block._replace(edge_index=block.edge_index[:, left], ptr=ptr, **fields)

@@ -1,4 +1,4 @@
-"""How often a batch reads each node, by the sampler's odds: what decides which rows are kept near."""
+"""How often a batch reads each node, by the sampler's odds: which rows a cache on the device should hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECE = 1 << 22  # edges looked at once
 
 @torch.no_grad()
 def expected_reads(sampler: NeighborSampler, nodes: Tensor, batch_size: int) -> Tensor:
-    """[N] about how probable it is that a batch of `batch_size` of these nodes holds each node of the graph.
+    """[N] the approximate probability that a batch of `batch_size` of these nodes contains each node of the graph.
 
     Hop by hop, c_j = sum over j's targets of c_i min(1, k q_ij), q the present odds and c = batch_size / len(nodes) at
     the seeds; a node that is expected c times in all hops is there with 1 - e^-c. Where a budget is spread, k is 1.
@@ -35,7 +35,7 @@ def expected_reads(sampler: NeighborSampler, nodes: Tensor, batch_size: int) -> 
 
 
 def _drawn_from(sampler: NeighborSampler, layer: int, times: Tensor) -> Tensor:
-    """[N] how often each node is drawn where each target is drawn for so many times."""
+    """[N] how often each node is drawn where each target occurs `times` often."""
     graph, odds, out = sampler.graph, sampler.policy.odds(layer), torch.zeros_like(times)
     types = graph.types
     target = None if types is None else ops.segment_of(types.ptr, graph.num_rows)

@@ -30,8 +30,8 @@ class GraphSAINT(SubgraphSampler):
     walk="rw": `roots` of the epoch's nodes walk `length` steps to random neighbours; an epoch has every node as a root
     once. "node": `roots` draws in proportion to sum_i a_ij^2. "edge": both ends of `roots` edges, drawn with odds
     1/deg + 1/deg. By default `roots` is the batch size, or a twentieth of the nodes where that is more. An epoch has
-    nodes / roots batches. Counts come from `coverage` epochs drawn before the first; what was never met counts as met
-    once. The subgraph may hold nodes that do not count in the loss: the original keeps to the training nodes.
+    nodes / roots batches. Counts come from `coverage` epochs drawn before the first; what was never visited counts as
+    visited once. The subgraph may hold nodes that do not count in the loss: the original keeps to the training nodes.
     Memory: 4 bytes per edge and 4 per node, and for walk="node" or "edge" 8 more per node or edge.
 
     >>> sampler = GraphSAINT(Graph.from_edge_index([[0, 1, 1, 2], [1, 0, 2, 1]]), [-1, -1], length=1)
@@ -68,7 +68,7 @@ class GraphSAINT(SubgraphSampler):
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """The roots of the walks, or the drawn nodes themselves, of each batch."""
         size, before = count(batch_size, 1, "batch_size"), self.counted
-        nodes = self.remember(nodes).unique()
+        nodes = self.count_in_loss(nodes).unique()
         parts = self.batches(nodes, size)
         if self.subgraphs != self.coverage * parts or not torch.equal(before, self.counted):
             self.cover(nodes, parts)
@@ -85,8 +85,8 @@ class GraphSAINT(SubgraphSampler):
             everyone = torch.arange(self.graph.num_nodes, device=seeds.device)
             self.cover(everyone, self.batches(everyone, max(seeds.numel(), 1)))
         block = self.induced(self.visit(seeds, self.key(0)))
-        met = self.node_count[block.n_id].clamp(min=1)[block.dst].float()
-        scale = met / self.edge_count[block.pos].clamp(min=1)
+        visits = self.node_count[block.n_id].clamp(min=1)[block.dst].float()
+        scale = visits / self.edge_count[block.pos].clamp(min=1)
         scale = torch.where(block.is_self(), 1.0, scale)
         return [block._replace(prob=1.0 / scale.clamp(min=1.0), scale=scale)] * len(self.sizes)
 

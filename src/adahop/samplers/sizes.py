@@ -1,4 +1,4 @@
-"""Sizes: how many are drawn in each layer, for all alike or by relation or by node type."""
+"""Sizes: draws per layer, one number for all rows, or by relation or node type."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from adahop.checks import InputError
 from adahop.ops import Rows
 from adahop.typed import Types
 
-DEFAULT = "default"  # the key of what holds for the others
+DEFAULT = "default"  # the key for relations or types that are not named
 
 
 class Sizes(NamedTuple):
-    """The checked sizes, input layer first. A dictionary of the user's is one of the two tables."""
+    """The checked sizes, input layer first. A dict given by the user becomes one of the two tables."""
 
     most: list[int]  # one number per layer: the largest, -1 where any is all
     relation: Tensor | None = None  # [layers, relations]
@@ -26,16 +26,16 @@ class Sizes(NamedTuple):
 
     def of(self, layer: int, rows: Rows) -> Tensor:
         """How many each row of a layer draws: one number for all, or one each."""
-        if self.relation is None or self.even(layer):
-            return alike(self.most[layer], rows.row.device)
+        if self.relation is None or self.same_for_all(layer):
+            return one_size(self.most[layer], rows.row.device)
         return self.relation[layer].to(rows.row.device)[rows.relation]
 
-    def even(self, layer: int) -> bool:
+    def same_for_all(self, layer: int) -> bool:
         """Whether all relations of a layer have one size."""
         return self.relation is None or bool((self.relation[layer] == self.relation[layer][0]).all())
 
     def all_of(self, layer: int) -> Sizes:
-        """The same with all neighbours in one layer, of the relations that it draws from."""
+        """The same sizes, but all neighbours in one layer, of the relations that it draws from."""
         most = [-1 if at == layer else k for at, k in enumerate(self.most)]
         if self.relation is None:
             return self._replace(most=most)
@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
         return Sizes(most, each)
 
     def drawn(self, layer: int, types: Types | None) -> Tensor | None:
-        """[relations] those that a layer draws from; None where it is all."""
+        """[relations] a mask of those that a layer draws from; None: all."""
         if types is None or (self.relation is None and self.source is None):
             return None
         if self.relation is not None:
@@ -96,7 +96,7 @@ def check_sizes(sizes: Any) -> list[int]:
 
 
 def _list(sizes: Any, key: Any) -> list[int]:
-    """The same of one relation or type, where 0 is none."""
+    """The list of one relation or type, where 0 is allowed: nothing is drawn."""
     given = _whole(sizes, f"sizes[{key!r}]")
     if not all(k >= -1 for k in given):
         raise InputError(f"`sizes[{key!r}]` must be at least -1, got {given}")
@@ -113,6 +113,6 @@ def _whole(sizes: Any, what: str) -> list[int]:
 
 
 @functools.cache
-def alike(size: int, device: torch.device) -> Tensor:
-    """One number for all rows; it is never written to."""
+def one_size(size: int, device: torch.device) -> Tensor:
+    """One number for all rows, as a tensor that is never written to."""
     return torch.tensor([size], device=device)

@@ -1,7 +1,7 @@
 """Slots: how padded blocks of a typed graph are laid out, hop by hop.
 
-A node of a type has a row for every relation into the type, and every row has as many slots. So a slot's relation, the
-type of its source and which rows the hop below has are known before anything is drawn.
+A node has a row for every relation into its type, and all rows have the same number of slots. So the relation of a
+slot, the type of its source and the rows of the next hop do not depend on the draw.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from adahop.ops import pointer, segment_of
 
 
 class TypedHop(NamedTuple):
-    """What the slots of one hop are, for any batch of its size."""
+    """The layout of one hop, the same for any batch of its size."""
 
     layout: SlotLayout
     target: Tensor  # [T] which of the targets each row belongs to
     relation: Tensor  # [T] of each row
     ptr: Tensor  # [D + 1] target i has the rows ptr[i]:ptr[i + 1]
-    blank: Tensor  # [T] a node of the row's source type: it stands in empty slots
+    blank: Tensor  # [T] a node of the row's source type, for empty slots
     order: Tensor  # [T * k] drawn slots by the type of their source
     edge_index: Tensor  # [2, M]
     edge_ptr: Tensor  # [D + 1]
@@ -57,7 +57,7 @@ class TypedHops:
             table = torch.full((high - low, len(self.into[kind])), -1, dtype=torch.int32, device=self.device)
             table[target[rows] - low, column[types.relation[rows]]] = rows.int()
             self.row_of.append(table)
-        self.known: dict[tuple[tuple[Span, ...], int], TypedHop] = {}
+        self.cache: dict[tuple[tuple[Span, ...], int], TypedHop] = {}
 
     def rows(self, spans: tuple[Span, ...], nodes: Tensor) -> Tensor:
         """[T] the row of each of the targets by every relation into its type; -1 where it has none."""
@@ -82,10 +82,10 @@ class TypedHops:
         return total
 
     def hop(self, spans: tuple[Span, ...], k: int) -> TypedHop:
-        """Of targets in these spans, k drawn slots per row; made once. With k = 0 there are no rows."""
-        if (spans, k) not in self.known:
-            self.known[spans, k] = self._hop(spans, k)
-        return self.known[spans, k]
+        """The hop of targets in these spans with k drawn slots per row, cached. With k = 0 there are no rows."""
+        if (spans, k) not in self.cache:
+            self.cache[spans, k] = self._hop(spans, k)
+        return self.cache[spans, k]
 
     def _hop(self, spans: tuple[Span, ...], k: int) -> TypedHop:
         device, drawn = self.device, [self.into[s.kind] if k else [] for s in spans]
@@ -126,7 +126,7 @@ class TypedHops:
 
 
 def _joined(spans: tuple[Span, ...], below: list[tuple[int, int]]) -> tuple[Span, ...]:
-    """The spans, and so many nodes of some types after them."""
+    """The spans, extended by these numbers of nodes of some types."""
     out = list(spans)
     for kind, many in below:
         last = out[-1]

@@ -33,8 +33,8 @@ class SubgraphSampler(Sampler):
         everyone = storage.ones(graph.num_nodes, dtype=torch.bool, device=graph.device)
         self.register_buffer("counted", everyone, persistent=False)
 
-    def remember(self, nodes: Any) -> Tensor:
-        """The checked ids of the nodes that count in the loss from now on."""
+    def count_in_loss(self, nodes: Any) -> Tensor:
+        """Let only these nodes count in the loss from now on; returns their checked ids."""
         ids = node_ids(nodes, self.graph.num_nodes, "nodes").to(self.graph.device)
         self.counted = torch.zeros_like(self.counted)
         self.counted[ids] = True
@@ -46,7 +46,7 @@ class SubgraphSampler(Sampler):
         ptr, pos, src = induced(g.edges, nodes, nodes, self._scratch)
         one, (_, e_id, weight) = torch.ones(pos.numel(), device=g.device), g.at(pos)
         edge_index = torch.stack([src, expand(ptr, pos.numel())])
-        return g.described(Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos))
+        return g.with_edge_features(Block(nodes, nodes.numel(), edge_index, e_id, weight, one, one, ptr, pos))
 
     def loss_weight(self, blocks: Sequence[Block]) -> Tensor:
         """The mean over the counted nodes of the batch."""
@@ -67,5 +67,5 @@ class Renormalised(SubgraphSampler):
 
     def renormalised(self, block: Block) -> Tensor:
         """The scale of every edge."""
-        kept = segment_sum(block.weight, block.dst, block.num_dst)
-        return (self.total[block.n_id] / kept.clamp(min=1e-30))[block.dst]
+        inside = segment_sum(block.weight, block.dst, block.num_dst)
+        return (self.total[block.n_id] / inside.clamp(min=1e-30))[block.dst]

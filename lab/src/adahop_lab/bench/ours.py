@@ -20,7 +20,7 @@ from adahop.ops import get_threads
 from adahop.policies import Exp3, Tracked
 from adahop.policies.prefix import OFTEN, PrefixSums
 from adahop.samplers import Labor, NeighborSampler, Sampler
-from adahop.samplers.ahead import Ahead
+from adahop.samplers.parallel import ParallelDraws
 from adahop_lab.bench.clock import CLOCKS, Runner
 from adahop_lab.bench.graphs import untyped
 
@@ -105,7 +105,7 @@ def drawing(text: str, own: Sampler) -> Runner:
     if many == 1:
         return Runner(text, lambda seeds: edges(own.sample(seeds)))
     own.sample(torch.zeros(1, dtype=torch.long))  # what is made once is made before threads need it
-    ahead, waiting = Ahead(own, many, lambda twin, seeds: edges(twin.sample(seeds))), deque()  # type: Ahead, deque
+    ahead, waiting = ParallelDraws(own, many, lambda twin, seeds: edges(twin.sample(seeds))), deque()  # type: ParallelDraws, deque
 
     def work(seeds: Tensor) -> int:
         waiting.append(ahead.submit(seeds))

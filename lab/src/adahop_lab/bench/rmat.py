@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adahop.checks import InputError, count
 from adahop.graph import Graph
-from adahop.mapped import cache, kept
+from adahop.mapped import cache_path, cached_arrays
 from adahop.ops.random import base, key, mix
 
 QUARTERS = (0.57, 0.19, 0.19)  # of the adjacency matrix, at every level; the last has the rest
@@ -63,8 +63,8 @@ def _typed(n: int, m: int, seed: int, types: int, relations: int) -> Graph:
 
 def _found(n: int, m: int, seed: int) -> tuple[Tensor, Tensor, None, None, Tensor]:
     """The arrays of a graph, from the cache where it has them."""
-    found = kept(
-        cache("rmat", f"{n}-{m}-{seed}.npz"),
+    found = cached_arrays(
+        cache_path("rmat", f"{n}-{m}-{seed}.npz"),
         lambda a: a["indptr"].shape == (n + 1,) and a["indices"].shape == (m,),
         lambda: _make(n, m, seed),
     )

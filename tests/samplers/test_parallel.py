@@ -37,8 +37,8 @@ def equal(one, other):
 @pytest.mark.parametrize("name", ["graphsage", "labor"])
 def test_they_are_the_same(name, monkeypatch):
     used = []
-    ahead = loader.Ahead
-    monkeypatch.setattr(loader, "Ahead", lambda *given: used.append(given[1]) or ahead(*given))
+    draws = loader.ParallelDraws
+    monkeypatch.setattr(loader, "ParallelDraws", lambda *given: used.append(given[1]) or draws(*given))
     plain, steps = batches(name, 0, 1)
     for prefetch, threads, workers in ((2, 2, [2]), (3, 8, [3]), (1, 8, []), (3, 1, [])):
         used.clear()
@@ -59,4 +59,8 @@ def test_who_learns_or_draws_in_a_way_of_their_own_is_left_alone():
             return super().draw(seeds)
 
     graph = adahop.load("digits").graph
-    assert NeighborSampler(graph, [2]).apart and not Own(graph, [2]).apart and not adahop.make("bs", graph, [2]).apart
+    assert (
+        NeighborSampler(graph, [2]).parallel
+        and not Own(graph, [2]).parallel
+        and not adahop.make("bs", graph, [2]).parallel
+    )

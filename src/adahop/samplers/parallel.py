@@ -1,7 +1,7 @@
-"""Ahead: several threads draw a batch each, and every batch is the one that it would have been in its turn.
+"""Several threads draw a batch each, the same batches as one thread would draw one after the other.
 
-A batch depends on the seed, the step's number and what was learned. Where nothing is learned in between, batches can be
-drawn side by side: unlike the threads within a hop these hand nothing over, and numbering is no bottleneck.
+A batch depends on the seed, the step's number and what was learned. Where nothing is learned, batches can be drawn in
+parallel: unlike the threads within a hop, these threads share nothing, and numbering is no bottleneck.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Own = TypeVar("Own", bound=Sampler)
 Drawn = TypeVar("Drawn")
 
 
-class Ahead(Generic[Own, Drawn]):
-    """`submit(seeds)` for what `draw(sampler, seeds)` would give next, as a future; `draw` moves the sampler's step on.
+class ParallelDraws(Generic[Own, Drawn]):
+    """`submit(seeds)` is a future of what `draw(sampler, seeds)` would return next, and advances the sampler's step.
 
     Each thread draws with a twin of the sampler, so `draw` must use the sampler that it is given.
     """

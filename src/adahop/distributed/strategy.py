@@ -1,4 +1,4 @@
-"""Team: what changes in a training when there are several processes, and nothing when there is one."""
+"""Strategies: what a training does differently where there are several ranks; nothing where there is one."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from adahop.run import Run
 
 
-class Alone:
-    """One process: every call does nothing."""
+class Strategy:
+    """Training in a single process; subclasses train in several."""
 
     rank, size = 0, 1
-    remembers = True  # whether a model may have memories, which hold something of every node
+    allows_memory = True  # whether a model may have memories, which hold something of every node
     peers: Peers | None = None
 
-    def net(self, model: nn.Module) -> nn.Module:
-        """What is called in a training step: the model, perhaps with its gradients shared."""
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """What a training step calls: the model, or one that averages gradients over the ranks."""
         return model
 
-    def allow(self, estimator: str) -> None:
-        """Refuse what these processes cannot do together."""
+    def check_estimator(self, estimator: str) -> None:
+        """Refuse an estimator that this strategy does not support."""
 
-    def adopt(self, sampler: Sampler) -> Sampler:
-        """The sampler that draws: the method's own, or one that asks others."""
+    def wrap_sampler(self, sampler: Sampler) -> Sampler:
+        """The sampler that draws: the method's own, or one that asks other ranks."""
         return sampler
 
-    def source(self, data: NodeData, sampler: Sampler) -> Any:
+    def row_source(self, data: NodeData, sampler: Sampler) -> Any:
         """Where the loader takes rows of x and y from."""
         return data
 
-    def share(self, run: Run) -> None:
-        """Give this rank its part of the run: seeds, updates, gradients, randomness."""
+    def setup(self, run: Run) -> None:
+        """Give this rank its part of the run: seeds, updates, gradients, random numbers."""
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's batches; `stands_for` is the number of seeds that a batch's loss stands for."""
@@ -55,28 +55,29 @@ class Alone:
             batch.stands_for = batch.batch_size
             yield batch
 
-    def settle(self) -> None:
-        """After a step: what the others remember."""
+    def sync_histories(self) -> None:
+        """After a step: exchange the rows of histories that were written."""
 
     def total(self, *numbers: float) -> list[float]:
+        """The sums of some numbers over the ranks."""
         return list(numbers)
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
 
-    def least(self, step: int) -> int:
-        """The step that every part's checkpoint has reached."""
+    def common_step(self, step: int) -> int:
+        """The last step that the checkpoints of all ranks have reached."""
         return step
 
-    def agreed(self, due: bool) -> bool:
-        """Whether to write a checkpoint now: parts are written at the same step."""
+    def checkpoint_due(self, due: bool) -> bool:
+        """Whether to write a checkpoint now: all ranks write theirs at the same step."""
         return due
 
-    def resumed(self, run: Run) -> None:
-        """After all have loaded one checkpoint, or none."""
+    def after_resume(self, run: Run) -> None:
+        """After all ranks have loaded a checkpoint, or none."""
 
-    def deal(self, run: Run) -> None:
-        """Give this rank its part of the seeds, as the sampler in use batches them."""
+    def split_seeds(self, run: Run) -> None:
+        """Give this rank its part of the seeds of every batch of the run's sampler."""
 
     def reseed(self, run: Run) -> None:
         """After the run has gone back to an earlier state of its own."""
@@ -89,11 +90,12 @@ class Alone:
         return score(metric, out, y)
 
 
-class Team(Alone):
-    """Replicated data: every rank holds the graph and all state, and draws its part of each batch.
+class Replicated(Strategy):
+    """Every rank holds the graph and all state, and draws its part of each batch.
 
-    The gradient is the mean over the global batch whatever the ranks' shares: DistributedDataParallel averages over the
-    ranks, and a seed's loss weighs ranks / seeds of all. A rank without seeds in a step takes it with an empty batch.
+    The gradient is the mean over the global batch, however seeds are split: DistributedDataParallel averages over the
+    ranks, and a seed's loss is weighted by ranks / seeds of all. A rank without seeds takes the step with an empty
+    batch.
     """
 
     def __init__(self) -> None:
@@ -101,43 +103,42 @@ class Team(Alone):
         self.rank, self.size = self.peers.rank, self.peers.size
         self.histories: Histories | None = None
 
-    def net(self, model: nn.Module) -> nn.Module:
-        """Memories are no business of it (see `Histories`), and equal seeds have made equal weights already."""
-        with warnings.catch_warnings():  # the new name of `broadcast_buffers` is not known to older torch
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Without broadcasts: `Histories` exchanges buffers, and equal seeds have made equal weights already."""
+        with warnings.catch_warnings():  # newer torch renames `broadcast_buffers`, older torch knows this name alone
             warnings.simplefilter("ignore", FutureWarning)
             return DistributedDataParallel(model, broadcast_buffers=False, init_sync=False)
 
-    def share(self, run: Run) -> None:
+    def setup(self, run: Run) -> None:
         sampler = run.sampler
         if sampler.learns:
             sampler.exchange = Updates(self.peers)
         if not sampler.per_node:
-            sampler.salt = (self.rank,)  # a draw for a whole layer: equal streams would draw alike on every rank
-        self.deal(run)
-        self.histories = Histories(self.peers, run.model.sums_kept())
+            sampler.salt = (self.rank,)  # draws for a whole layer: with equal streams all ranks would draw the same
+        self.split_seeds(run)
+        self.histories = Histories(self.peers, run.model.active_memories())
         own = list(sampler.parameters())
         if own:
             run.optimizer.register_step_pre_hook(lambda *_: self._average(own))
         self.reseed(run)
 
-    def deal(self, run: Run) -> None:
-        run.loader.share = self.seeds(run.sampler)
+    def split_seeds(self, run: Run) -> None:
+        run.loader.split = self.seeds(run.sampler)
 
     def seeds(self, sampler: Sampler) -> Callable[[Iterator[Tensor]], Iterator[Tensor]]:
-        """This rank's part of every batch: of its seeds, or of each `size` batches where a batch is a subgraph."""
+        """This rank's part: a share of each batch's seeds, or every `size`-th batch where a batch is a subgraph."""
         rank, size = self.rank, self.size
 
-        def cut(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+        def by_seed(batches: Iterator[Tensor]) -> Iterator[Tensor]:
             for seeds in batches:
                 n = seeds.numel()
                 yield seeds[n * rank // size : n * (rank + 1) // size]
 
-        def deal(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+        def by_batch(batches: Iterator[Tensor]) -> Iterator[Tensor]:
             for first in batches:
-                hand = [first, *(next(batches, first[:0]) for _ in range(size - 1))]
-                yield hand[rank]
+                yield [first, *(next(batches, first[:0]) for _ in range(size - 1))][rank]
 
-        return deal if sampler.by_subgraph else cut
+        return by_batch if sampler.by_subgraph else by_seed
 
     def batches(self, loader: Any) -> Iterator[Any]:
         for batch in loader:
@@ -151,7 +152,7 @@ class Team(Alone):
                 batch.loss_weight = given * (self.size / max(ranks, 1.0))
             yield batch
 
-    def settle(self) -> None:
+    def sync_histories(self) -> None:
         assert self.histories is not None
         self.histories.exchange()
 
@@ -159,21 +160,21 @@ class Team(Alone):
         return self.peers.total(*numbers)
 
     def parts(self, graph: Graph) -> Any:
-        return Share(self.peers, graph)
+        return RowRange(self.peers, graph)
 
     def score(self, metric: str, out: Tensor, y: Tensor) -> float:
-        """From counts where the metric is made of them; areas under curves need every output, on every rank."""
+        """From summed counts where the metric allows it; areas under curves need all outputs, on every rank."""
         if metric in TOGETHER:
-            everyone = self.peers.gather([out.cpu(), y.cpu()])
+            everyone = self.peers.all_gather([out.cpu(), y.cpu()])
             return score(metric, *(torch.cat(t) for t in zip(*everyone, strict=True)))
         top, bottom = self.peers.total(*tally(metric, out, y))
         return top / bottom if bottom else 0.0
 
-    def wait(self) -> None:
-        self.peers.wait()
+    def barrier(self) -> None:
+        self.peers.barrier()
 
-    def resumed(self, run: Run) -> None:
-        steps = self.peers.gather([torch.tensor([run.result.steps])])
+    def after_resume(self, run: Run) -> None:
+        steps = self.peers.all_gather([torch.tensor([run.result.steps])])
         if len({int(theirs[0]) for theirs in steps}) > 1:
             got = ", ".join(str(int(theirs[0])) for theirs in steps)
             raise InputError(f"every rank must find the same checkpoint, on a disk that all share, got steps {got}")
@@ -182,7 +183,7 @@ class Team(Alone):
         self.reseed(run)
 
     def reseed(self, run: Run) -> None:
-        """Weights began alike; dropout is each rank's own."""
+        """Initial weights come from the same seed on all ranks; dropout must differ."""
         torch.manual_seed(random.key(run.result.seed, run.result.steps, self.rank) & (2**63 - 1))
 
     def _average(self, own: list[nn.Parameter]) -> None:
@@ -190,8 +191,8 @@ class Team(Alone):
             p.grad = grad
 
 
-class Share:
-    """A range of a replicated graph's nodes, of about equal work on every rank; `whole` gathers all rows of h."""
+class RowRange:
+    """A range of the graph's nodes, about equal work on every rank; `all_rows` gathers h of all nodes."""
 
     def __init__(self, peers: Peers, graph: Graph):
         self.peers = peers
@@ -201,10 +202,10 @@ class Share:
         cuts[0], cuts[-1] = 0, n
         self.rows = cuts[peers.rank], cuts[peers.rank + 1]
 
-    def whole(self, h: Tensor) -> Tensor:
-        return torch.cat([part[0] for part in self.peers.gather([h])])
+    def all_rows(self, h: Tensor) -> Tensor:
+        return torch.cat([part[0] for part in self.peers.all_gather([h])])
 
 
-def together() -> bool:
-    """Whether processes were joined."""
+def several_ranks() -> bool:
+    """Whether a process group of several ranks exists."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
