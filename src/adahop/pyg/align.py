@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
+def is_edge_index(value: Any) -> bool:
+    """Whether a value is a [2, M] tensor of ids."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.dim() == 2 and value.shape[0] == 2 and not value.is_floating_point()
+
+
 class Aligned(NamedTuple):
     """For each edge that a layer uses, the column of the batch's `edge_index` that it is.
 
-    The first `kept` edges are the columns from `start` on, or `at` where they are not in a row; -1 in `at`, and all
+    The first `kept` edges are the columns from `start` on, or `at` where these are not consecutive; -1 in `at`, and all
     edges after the first `kept`, are self-loops that the layer added. `share` is the part of the batch's edges in use.
     """
 
@@ -20,6 +27,11 @@ class Aligned(NamedTuple):
     edges: int  # in use
     at: Tensor | None
     share: float
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the layer uses the batch's edges as they are: what follows from them is the same for all layers."""
+        return self.at is None and self.kept == self.edges and self.share == 1.0
 
     def take(self, value: Tensor, fill: float = 1.0) -> Tensor:
         """[edges] the value of each edge in use; `fill` for added self-loops."""
@@ -39,19 +51,22 @@ class Aligned(NamedTuple):
         real = self.at >= 0
         return out.index_copy_(0, self.at[real], value[real])
 
-
-def same(start: int, edges: int) -> Aligned:
-    """Columns from `start` on, as they are."""
-    return Aligned(start, edges, edges, None, 1.0)
+    def subset(self, edges: Tensor) -> Aligned:
+        """The same of some of the edges in use."""
+        columns = self.at
+        if columns is None:
+            loops = edges.new_full((self.edges - self.kept,), -1)
+            columns = torch.cat([torch.arange(self.start, self.start + self.kept, device=edges.device), loops])
+        return Aligned(0, 0, edges.numel(), columns[edges], self.share)
 
 
 def align(
     given: Tensor, used: Tensor, columns: slice | None = None, nodes: int | None = None, bipartite: bool = False
 ) -> Aligned | None:
-    """How the edges in use lie in those given; None where one of them, not a self-loop, is not among them.
+    """Find the edges in `used` among those of the batch, `given`; None where one that is no self-loop is not there.
 
     `columns` are those of `given` that the layer was passed (`trim_to_layer` passes the first hops alone). Self-loops
-    are never left to chance, so that it does not matter which of two is which; a `bipartite` relation has none.
+    always have scale 1, so it does not matter which of two parallel ones is which; a `bipartite` relation has none.
 
     >>> given = torch.tensor([[1, 0, 2], [0, 0, 0]])
     >>> align(given, torch.tensor([[1, 2, 0], [0, 0, 0]])).take(torch.tensor([5.0, 6.0, 7.0])).tolist()
@@ -74,7 +89,7 @@ def _loops(edges: Tensor) -> bool:
 
 
 def _by_pair(given: Tensor, used: Tensor, nodes: int | None, expected: int, bipartite: bool) -> Aligned | None:
-    """By source and target: any order, any part."""
+    """Match edges by (source, target), for edges in any order or a part of them."""
     if nodes is None:
         nodes = 1 + max(int(e.max()) if e.numel() else 0 for e in (given, used))
     if used.numel() and int(used.max()) >= nodes:
