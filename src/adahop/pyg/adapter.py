@@ -77,17 +77,9 @@ class AdaptiveSampler(Learner, BaseSampler):
     ):
         self.data, graph = data_and_graph(data, device)
         rest = pyg_options(options, type(self).__init__)
+        seed = seed_of(seed, generator)
         self.sampler = node_sampler(
-            self.data,
-            graph,
-            num_neighbors,
-            method,
-            seed_of(seed, generator),
-            replace,
-            weight_attr,
-            sampler,
-            device,
-            **rest,
+            self.data, graph, num_neighbors, method, seed, replace, weight_attr, sampler, device, **rest
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler, graph.types)
         self.noise = noise

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 CLOSE = 1e-4
+Kwargs = dict[str, Any]  # arguments by name
+NodeArguments = dict[str, set[str]]  # see `node_arguments`
 
 
-def node_arguments(conv: MessagePassing, which: str = "_user_args") -> dict[str, set[str]]:
+def node_arguments(conv: MessagePassing, which: str = "_user_args") -> NodeArguments:
     """The node-level arguments of `propagate` (or `edge_updater`), each with the ends of an edge whose rows `message`
     reads: "j" for sources, "i" for targets, as in PyG's `x_j` and `x_i`.
     """
-    found: dict[str, set[str]] = {}
+    found: NodeArguments = {}
     for name in getattr(conv, which):
         if name.endswith(("_i", "_j")) and name[:-2] not in ("edge_index", "size"):
             found.setdefault(name[:-2], set()).add(name[-1])
@@ -88,7 +90,7 @@ def is_per_edge(value: Any, edges: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == edges
 
 
-def at_edges(kwargs: dict[str, Any], at: Tensor | slice, edges: int, node: Container[str]) -> dict[str, Any]:
+def at_edges(kwargs: Kwargs, at: Tensor | slice, edges: int, node: Container[str]) -> Kwargs:
     """The arguments for some of the edges; those in `node` are node-level."""
     return {k: v[at] if is_per_edge(v, edges) and k not in node else v for k, v in kwargs.items()}
 

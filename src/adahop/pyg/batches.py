@@ -88,17 +88,9 @@ class Found(NamedTuple):
     columns: slice | None  # None: the tensor found is no part of `edge_index`
 
 
-class StackedBatch(NamedTuple):
-    """All relations of a typed batch joined as `StackedRelations` joins those of the whole graph."""
-
-    batch: DrawnBatch  # its sources are (relation, source) pairs
-    edge_index: Tensor  # [2, M] of the edges that a layer was given
-    columns: Tensor  # [M] their places among all edges of the batch
-
-
-def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> StackedBatch | None:
-    """Join the edges that a layer was given by relation, for types with so many `rows`; None where they are not all of
-    one batch.
+def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, Tensor] | None:
+    """The edges that a layer was given by relation, joined as `StackedRelations` joins those of the whole graph, and
+    their places among all edges of the batch; None where they are not all of one batch. Types have so many `rows`.
     """
     found = {relation: find([e]) for relation, e in edges.items() if e.numel()}
     parts = [f for f in found.values() if f is not None and f.columns is not None]
@@ -118,7 +110,7 @@ def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> StackedBatch |
             columns.append(torch.arange(at.columns.start, at.columns.stop) + typed.span[relation].start)
     n_id = torch.cat([typed.n_id[kind][:many] + types.nodes[kind] for kind, many in rows.items()])
     batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole_graph=stacked, owner=root, cache={}, _moved={})
-    return StackedBatch(batch, torch.cat(joined, 1), torch.cat(columns))
+    return Found(batch, torch.cat(joined, 1), None), torch.cat(columns)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------

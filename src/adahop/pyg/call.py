@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,11 @@ from torch import Tensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from adahop.checks import tell
-from adahop.ops import segment_sum
+from adahop.ops import segment_sum, spread
 from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align
-from adahop.pyg.arguments import tensors_in
-from adahop.pyg.batches import Found, StackedBatch
+from adahop.pyg.arguments import Kwargs, tensors_in
+from adahop.pyg.batches import Found
 from adahop.pyg.readings import Reading, shares
 from adahop.typed import Relation
 
@@ -85,7 +86,7 @@ class Call:
         self.control: ControlledSum | None = None
         self.operand: fused.Operand | None = None  # what a sum without messages is formed from
 
-    def forward_number(self, args: tuple, kwargs: dict[str, Any]) -> int:
+    def forward_number(self, args: tuple, kwargs: Kwargs) -> int:
         """Which of the layer's forwards on this batch it is. A checkpointed part that runs again for its gradient is
         recognised by the values of its input, which then lies elsewhere in memory.
         """
@@ -126,11 +127,11 @@ class Call:
 
     def _check_hops(self, aligned: Aligned) -> Aligned:
         """A part that ends within a hop leaves targets without some of their edges: it is marked as not all of them."""
-        num_edges = self.batch.num_edges
-        if aligned.at is not None or num_edges is None or aligned.start + aligned.kept == self.scale.numel():
+        num_edges, stop = self.batch.num_edges, aligned.start + aligned.num_aligned
+        if aligned.columns is not None or num_edges is None or stop == self.scale.numel():
             return aligned
-        ends = [sum(num_edges[: h + 1]) for h in range(len(num_edges))]
-        return aligned if aligned.start == 0 and aligned.kept in ends else aligned._replace(share=1.0 - 1e-9)
+        ends_hop = aligned.start == 0 and stop in itertools.accumulate(num_edges)
+        return aligned if ends_hop else aligned._replace(share=1.0 - 1e-9)
 
     def scale_of(self, edges: int) -> Tensor | None:
         """[edges] scale of the edges in use, if there are as many."""
@@ -142,9 +143,9 @@ class Call:
     def row_of(self, index: Tensor) -> int | None:
         """Whether some ids are the targets (1) or the sources (0) of the batch's edges, with self-loops or without."""
         edges = self.edge_index if self.found.columns is None else self.edge_index[:, self.found.columns]
-        true = (edges[0] != edges[1]).nonzero().flatten()
+        no_loop = (edges[0] != edges[1]).nonzero().flatten()
         for row in (1, 0):
-            for part in (edges[row], edges[row][true]):
+            for part in (edges[row], edges[row][no_loop]):
                 if part.numel() and torch.equal(index[: part.numel()], part):
                     return row
         if self.alignments and self.alignments[-1][1] is not None:
@@ -191,14 +192,14 @@ class Call:
             inward, loops = self.sums(name, nodes)
             return inward * self.share, loops
         self.estimated = True
-        many, count = self.sums(None, nodes)
-        true = ~self.batch.whole_graph.is_loop(used)
+        degree, count = self.sums(None, nodes)
+        loop = self.batch.whole_graph.is_loop(used)
         value, scale = weight.view(-1), aligned.take(self.scale).to(weight.dtype)
-        drawn = segment_sum((value * scale)[true], used[1, true], nodes)
-        has_drawn = torch.bincount(used[1, true], minlength=nodes)[:nodes] > 0
-        mean = value.detach()[true].mean() if bool(true.any()) else value.new_ones(())
-        undrawn = many.to(value.dtype) * self.share * mean
-        loops = segment_sum(value[~true], used[1, ~true], nodes)
+        drawn = segment_sum((value * scale)[~loop], used[1, ~loop], nodes)
+        has_drawn = torch.bincount(used[1, ~loop], minlength=nodes)[:nodes] > 0
+        mean = value.new_ones(()) if bool(loop.all()) else value.detach()[~loop].mean()
+        undrawn = degree.to(value.dtype) * self.share * mean
+        loops = segment_sum(value[loop], used[1, loop], nodes)
         return (
             torch.where(has_drawn, drawn, undrawn),
             torch.where((count > 0) & ~has_drawn, count.to(value.dtype) * mean, loops),
@@ -229,13 +230,13 @@ class Call:
             self.propagates += 1
             self.used = self.aligned = self.alpha = None
 
-    def propagate_rows(self, rows: Tensor | None, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+    def propagate_rows(self, rows: Tensor | None, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
         """The layer's `propagate`; without messages where messages are coefficients times these `rows` of sources."""
         if rows is None:
             return self.layer.original("propagate")(edge_index, size=size, **kwargs)
         return self.without_messages(fused.Operand(rows), edge_index, size, kwargs)
 
-    def without_messages(self, operand: fused.Operand, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+    def without_messages(self, operand: fused.Operand, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
         assert self.reading.row_argument is not None
         self.operand = operand
         kwargs = fused.with_ones(self.reading.row_argument, kwargs)
@@ -266,7 +267,7 @@ class Call:
         shape[self.layer.conv.node_dim] = -1
         return out * share[: out.shape[self.layer.conv.node_dim]].to(out.dtype).view(shape)
 
-    def _sum(self, original: Callable[..., Tensor], inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    def _sum(self, original: Callable[..., Tensor], inputs: Tensor, args: tuple, kwargs: Kwargs) -> Tensor:
         if self.operand is not None:
             return fused.weighted_sum(self, self.operand, inputs, fused.num_targets(*args, **kwargs))
         if self.control is not None:
@@ -350,15 +351,14 @@ class Call:
         """Which of the edges in use the sampler will learn from: those of one hop, if this step has as many
         `propagate` as the last one; else all.
         """
-        aligned, batch = self.aligned, self.batch
+        aligned, batch, hops = self.aligned, self.batch, self.batch.num_edges or []
         assert aligned is not None
         every = slice(0, aligned.edges)
         hop = -1 if batch.expected_propagates is None else batch.expected_propagates - len(batch.energies)
-        if aligned.at is not None or aligned.share < 1.0 or not batch.num_edges or not 0 <= hop < len(batch.num_edges):
+        if aligned.columns is not None or aligned.share < 1.0 or not 0 <= hop < len(hops):
             return every
-        first = sum(batch.num_edges[:hop])
-        start, stop = first - aligned.start, first + batch.num_edges[hop] - aligned.start
-        return slice(start, stop) if 0 <= start <= stop <= aligned.kept else every
+        start = sum(hops[:hop]) - aligned.start
+        return slice(start, start + hops[hop]) if 0 <= start <= aligned.num_aligned - hops[hop] else every
 
     @torch.no_grad()
     def record(self, messages: Tensor, scaled: Tensor) -> None:
@@ -386,11 +386,11 @@ class Call:
 
 
 class StackedCall(Call):
-    """One `propagate` over all relations of a typed batch, joined."""
+    """One `propagate` over all relations of a typed batch, joined; `columns` are its edges among those of the batch."""
 
-    def __init__(self, layer: Propagate, reading: Reading, stacked: StackedBatch, records_energies: bool):
-        super().__init__(layer, reading, Found(stacked.batch, stacked.edge_index, None), records_energies)
-        self.columns = stacked.columns.to(self.device)
+    def __init__(self, layer: Propagate, reading: Reading, found: Found, records_energies: bool, columns: Tensor):
+        super().__init__(layer, reading, found, records_energies)
+        self.columns = columns.to(self.device)
 
     def _align(self, used: Tensor) -> Aligned | None:
         if not torch.equal(used, self.edge_index):
@@ -445,8 +445,6 @@ def deviation(messages: Tensor, alpha: Tensor, scale: Tensor, row: Tensor) -> Te
     a = alpha.float().reshape(alpha.shape[0], -1)
     m = m.reshape(m.shape[0], a.shape[1], -1) if m[0].numel() % a.shape[1] == 0 else m.reshape(m.shape[0], 1, -1)
     a = a if a.shape[1] == m.shape[1] else a.mean(1, keepdim=True)
-    mean = segment_sum(m.flatten(1), row, n).view(n, *m.shape[1:])
-    apart = torch.addcmul(m, a.unsqueeze(-1), mean[row], value=-1.0).square().sum(-1)  # |alpha (x_j - mean of all)|^2
-    rest = 1.0 - a
-    apart = torch.where(rest > 0.05, apart / rest.clamp(min=0.05).square(), m.square().sum(-1))
-    return apart.sum(1) * segment_sum(scale.float(), row, n)[row].square()
+    total = segment_sum(m.flatten(1), row, n).view(n, *m.shape[1:])
+    apart = spread(m, torch.arange(len(m), device=m.device), row, torch.ones_like(a), a, total)
+    return apart * segment_sum(scale.float(), row, n)[row].square()

@@ -16,7 +16,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from adahop import ops
 from adahop.pyg.align import Aligned
-from adahop.pyg.arguments import map_tensors, sources_of
+from adahop.pyg.arguments import Kwargs, map_tensors, sources_of
 
 if TYPE_CHECKING:
     from adahop.pyg.call import Call
@@ -52,7 +52,7 @@ def candidate(conv: MessagePassing) -> bool:
     return inherited and type(conv.aggr_module) in (SumAggregation, MeanAggregation) and conv.decomposed_layers == 1
 
 
-def source_rows(call: Call, kwargs: dict[str, Any]) -> Tensor | None:
+def source_rows(call: Call, kwargs: Kwargs) -> Tensor | None:
     """The rows of sources that a layer's messages are, times coefficients; None where they are not of this kind."""
     conv = call.layer.conv
     if call.reading.row_argument is None or any(getattr(conv, name, None) for name in HOOKS):
@@ -70,12 +70,12 @@ def num_targets(index: Tensor, ptr: Tensor | None = None, dim_size: int | None =
     return int(index.max()) + 1 if dim_size is None else dim_size
 
 
-def with_ones(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def with_ones(name: str, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments of `propagate` with one column of ones in place of `name`."""
     return {**kwargs, name: map_tensors(kwargs[name], lambda t: t.new_ones(1).expand(*t.shape[:-1], 1))}
 
 
-def layout(call: Call, used: Tensor, targets: int) -> Layout:
+def edge_layout(call: Call, used: Tensor, targets: int) -> Layout:
     """The edges in use by target; found once for all layers of a batch that use the same."""
     key = ("layout", used.shape[1], targets, call.device)
     edges, found = call.batch.cache.get(key, (None, None))
@@ -94,10 +94,10 @@ def by_target(used: Tensor, targets: int) -> Layout:
     ptr = ops.pointer(torch.bincount(dst, minlength=targets))
     if _sorted(dst):
         return Layout(None, src, dst, ptr)
-    many = dst.numel() - targets
+    m = dst.numel() - targets  # edges without the added self-loops
     nodes = torch.arange(targets, device=dst.device)
-    if many >= 0 and torch.equal(dst[many:], nodes) and _sorted(dst[:many]):
-        to = torch.cat([torch.arange(many, device=dst.device) + dst[:many], ptr[1:] - 1])
+    if m >= 0 and torch.equal(dst[m:], nodes) and _sorted(dst[:m]):
+        to = torch.cat([torch.arange(m, device=dst.device) + dst[:m], ptr[1:] - 1])
         order = torch.empty_like(to)
         order[to] = torch.arange(to.numel(), device=dst.device)
     else:
@@ -109,7 +109,7 @@ def _sorted(row: Tensor) -> bool:
     return bool((row[1:] >= row[:-1]).all())
 
 
-def weights(call: Call, at: Layout) -> Tensor | None:
+def weights(call: Call, layout: Layout) -> Tensor | None:
     """[M] what coefficients are multiplied by: the reading's factor, over the number of messages where they are
     averaged.
     """
@@ -118,7 +118,7 @@ def weights(call: Call, at: Layout) -> Tensor | None:
         return factor
 
     def make(aligned: Aligned, used: Tensor) -> Tensor:
-        weight = 1.0 / at.ptr.diff().clamp(min=1)[used[1]].to(call.scale.dtype)
+        weight = 1.0 / layout.ptr.diff().clamp(min=1)[used[1]].to(call.scale.dtype)
         return weight if factor is None else factor * weight
 
     return call.cached(("weights", call.reading.factor), make)
@@ -130,8 +130,8 @@ class Unfit(Exception):
 
 def weighted_sum(call: Call, operand: Operand, messages: Tensor, targets: int) -> Tensor:
     """The sum (or mean) over the edges in use of coefficient times row, on top of the operand's base."""
-    coef, scaled, at = coefficients(call, operand.h, messages, targets)
-    out = ops.gather_sum(operand.h, at.src, at.dst, at.sorted(scaled), at.ptr, operand.base)
+    coef, scaled, layout = coefficients(call, operand.h, messages, targets)
+    out = ops.gather_sum(operand.h, layout.src, layout.dst, layout.sorted(scaled), layout.ptr, operand.base)
     if call.is_recording():
         record(call, operand, coef, scaled, out)
     call.watch_gradient(out)
@@ -144,11 +144,11 @@ def coefficients(call: Call, h: Tensor, messages: Tensor, targets: int) -> tuple
     if messages.shape != (call.used.shape[1], *h.shape[1:-1], 1):
         raise Unfit
     coef = messages.squeeze(-1)
-    at = layout(call, call.used, targets)
-    factor = weights(call, at)
+    layout = edge_layout(call, call.used, targets)
+    factor = weights(call, layout)
     if factor is None:
-        return coef, coef, at
-    return coef, coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1)), at
+        return coef, coef, layout
+    return coef, coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1)), layout
 
 
 @torch.no_grad()

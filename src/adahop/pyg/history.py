@@ -21,7 +21,17 @@ from torch_geometric.loader.utils import filter_data
 
 from adahop.checks import tell
 from adahop.pyg import batches
-from adahop.pyg.arguments import CLOSE, as_tuple, close, eval_mode, first_of_each, node_arguments, sources_of
+from adahop.pyg.arguments import (
+    CLOSE,
+    Kwargs,
+    NodeArguments,
+    as_tuple,
+    close,
+    eval_mode,
+    first_of_each,
+    node_arguments,
+    sources_of,
+)
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import Call, in_backward
 from adahop.pyg.history_sum import HistorySum
@@ -149,7 +159,7 @@ class LayerHistories(Memory):
         self.stamp.fill_(self.steps)
         return HistoryRecorder(layer, forwards[at], self.num_nodes)
 
-    def control_for(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> HistorySum | None:
+    def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> HistorySum | None:
         if call.batch.num_edges is None or call.scale.numel() != call.batch.e_id.numel():
             return None
         forward = self._forward_of(call, args, kwargs)
@@ -165,7 +175,7 @@ class LayerHistories(Memory):
             self.spent["read"] += time.perf_counter() - began
         return HistorySum(self, call, forward, neighbours, missing)
 
-    def _forward_of(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> ForwardHistory | None:
+    def _forward_of(self, call: Call, args: tuple, kwargs: Kwargs) -> ForwardHistory | None:
         n = call.forward_number(args, kwargs)
         forwards = self.forwards.setdefault(call.layer, [])
         if self._first_inputs is None and not any(self.forwards.values()):
@@ -184,7 +194,7 @@ class LayerHistories(Memory):
             self._do_without(call.layer, forward, "its sums are kept at the size of the drawn neighbours")
 
     def _all_neighbours(
-        self, call: Call, forward: ForwardHistory, args: tuple, kwargs: dict[str, Any]
+        self, call: Call, forward: ForwardHistory, args: tuple, kwargs: Kwargs
     ) -> tuple[AllNeighbours | None, Tensor | None]:
         """The neighbours of all targets. Where sums never change: those of the targets whose sums are missing,
         and which targets these are.
@@ -235,7 +245,7 @@ class LayerHistories(Memory):
         hops = next((h for h, m in enumerate(edges) if m == 0), len(edges))  # a hop of none estimates nothing
         return sum(many[: max(hops - level, 0)]), sum(many[: max(hops - level + 1, 0)])
 
-    def add_pass(self, call: Call, forward: ForwardHistory, kwargs: dict[str, Any], out: Tensor) -> None:
+    def add_pass(self, call: Call, forward: ForwardHistory, kwargs: Kwargs, out: Tensor) -> None:
         """A history for a `propagate` of the first batch."""
         node = node_arguments(call.layer.conv)
         level = self._level(kwargs)
@@ -260,7 +270,7 @@ class LayerHistories(Memory):
             self._do_without(call.layer, forward, "its nodes are not the first dimension of what it sums")
         forward.passes.append(history)
 
-    def new_pass(self, kwargs: dict[str, Any], node: dict[str, set[str]]) -> PassHistory:
+    def new_pass(self, kwargs: Kwargs, node: NodeArguments) -> PassHistory:
         """A history with room for the sources' rows of some arguments."""
         history = PassHistory()
         for name, sides in node.items():
@@ -270,7 +280,7 @@ class LayerHistories(Memory):
                 history.rows[name] = NodeRows(self.num_nodes, shape, self.dtype, self.storage, self.device)
         return history
 
-    def _data_name(self, call: Call, kwargs: dict[str, Any], node: dict[str, set[str]]) -> str | None:
+    def _data_name(self, call: Call, kwargs: Kwargs, node: NodeArguments) -> str | None:
         """The attribute of the data that all node-level arguments are, with the values that it has in the data."""
         names = set()
         for name in node:
@@ -285,7 +295,7 @@ class LayerHistories(Memory):
         same = torch.equal(table[call.batch.n_id[:64].to(table.device)], value[:64].to(table.device))
         return found if same else None  # a transform may have changed it
 
-    def _level(self, kwargs: dict[str, Any]) -> int:
+    def _level(self, kwargs: Kwargs) -> int:
         """How many sums lie between the features and these arguments, found from their gradient functions."""
         start = [v.grad_fn for a in kwargs.values() for v in as_tuple(a) if isinstance(v, Tensor)]
         if len(self._levels) < self._num_passes or not torch.is_grad_enabled():
@@ -306,8 +316,8 @@ class LayerHistories(Memory):
         self,
         control: HistorySum,
         history: PassHistory,
-        kwargs: dict[str, Any],
-        previous: dict[str, Any] | None,
+        kwargs: Kwargs,
+        previous: Kwargs | None,
         sources: int,
     ) -> None:
         """The current rows of the first `sources` nodes replace those kept, once this step's forward is over."""
@@ -335,9 +345,7 @@ class LayerHistories(Memory):
         if history.level == max(p.level for p in self._passes):
             self._pending.append(lambda: self.stamp.index_fill_(0, n_id, self.steps))
 
-    def _dots(
-        self, history: PassHistory, kwargs: dict[str, Any], previous: dict[str, Any], sources: int
-    ) -> list[Tensor]:  # fmt: skip
+    def _dots(self, history: PassHistory, kwargs: Kwargs, previous: Kwargs, sources: int) -> list[Tensor]:
         """<x, x'> and <x', x'>"""
         pairs = [
             tuple(sources_of(inputs[k]).detach()[:sources].flatten().float() for inputs in (kwargs, previous))
@@ -502,7 +510,7 @@ class HistoryRecorder(ForwardRecorder):
             history.dots = [1.0, 1.0]  # as no batch has compared them yet
         return super().propagate(edge_index, size=size, **kwargs)
 
-    def _renew(self, history: PassHistory | None, kwargs: dict[str, Any]) -> bool:
+    def _renew(self, history: PassHistory | None, kwargs: Kwargs) -> bool:
         """Write all nodes' rows; whether there were any."""
         renewed = False
         for name, rows in () if history is None else history.rows.items():

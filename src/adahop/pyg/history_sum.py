@@ -12,6 +12,8 @@ from torch_geometric.nn.aggr import MeanAggregation
 from adahop import ops
 from adahop.pyg import batches, fused
 from adahop.pyg.arguments import (
+    Kwargs,
+    NodeArguments,
     at_edges,
     eval_mode,
     map_tensors,
@@ -23,7 +25,7 @@ from adahop.pyg.arguments import (
     targets_of,
 )
 from adahop.pyg.call import Call, in_backward
-from adahop.pyg.memory import ControlledSum, Mode
+from adahop.pyg.memory import ControlledSum
 from adahop.pyg.neighbours import AllNeighbours, EdgeArguments, ForwardHistory, PassHistory
 from adahop.pyg.rows import NodeRows
 
@@ -50,15 +52,15 @@ class HistorySum(ControlledSum):
         self.node = node_arguments(call.layer.conv)
         self.updates: list[tuple[Tensor, dict[str, Any]]] = []  # what edge updates gave, and from what
 
-    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: Kwargs, out: Tensor) -> None:
         self.updates.append((out, kwargs))
         if self.memory.is_first_batch(self.call) and not self.forward.why and not in_backward():
             update = self.memory.new_pass(kwargs, node_arguments(self.call.layer.conv, "_edge_user_args"))
             update.shape = tuple(out.shape[1:])
             self.forward.updates.append(update)
 
-    def propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        self.mode, self.total, self.previous = Mode.CURRENT, None, None
+    def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
+        self.total = self.previous = None
         memory, call, original = self.memory, self.call, self.call.layer.original("propagate")
         if memory.is_first_batch(call):
             return self._first_propagate(original(edge_index, size=size, **kwargs), kwargs)
@@ -80,26 +82,14 @@ class HistorySum(ControlledSum):
         if self.total is None:
             return original(edge_index, size=size, **kwargs)
         if memory.renewing:
-            self.mode = Mode.EXACT
-            return original(edge_index, size=size, **kwargs)
+            return self._exact(edge_index, size, kwargs)
         if constant and self.cv_weight == 1.0:
-            self.mode = Mode.EXACT
-            kwargs = at_edges(kwargs, slice(0), edge_index.shape[1], self.node)
-            return original(edge_index[:, :0], size=size, **kwargs)
+            return self._exact(edge_index[:, :0], size, at_edges(kwargs, slice(0), edge_index.shape[1], self.node))
         return self._difference(edge_index, size, kwargs, previous, targets)
-
-    def aggregate(self, inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        if self.mode not in (Mode.ALL_NEIGHBOURS, Mode.COEFFICIENTS):
-            return super().aggregate(inputs, args, kwargs)
-        assert self.neighbours is not None
-        inputs = self.neighbours.scaled(inputs) if self.neighbours.weighted else inputs
-        out = self.call.layer.original("aggregate")(inputs, *args, **kwargs)
-        self.total = out if self.mode is Mode.ALL_NEIGHBOURS else inputs
-        return out
 
     # --- f(x) and f(x') -----------------------------------------------------------------------------------------------
 
-    def _first_propagate(self, out: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    def _first_propagate(self, out: Tensor, kwargs: Kwargs) -> Tensor:
         if not in_backward():
             self.memory.add_pass(self.call, self.forward, kwargs, out)
             if not self.forward.why and (history := self.forward.passes[-1]).rows:
@@ -107,9 +97,7 @@ class HistorySum(ControlledSum):
                 self.memory.renew_rows(self, history, kwargs, None, sources)
         return out
 
-    def _difference(
-        self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], previous: dict[str, Any], targets: int
-    ) -> Tensor:
+    def _difference(self, edge_index: Tensor, size: Any, kwargs: Kwargs, previous: Kwargs, targets: int) -> Tensor:
         """f(x) - c f(x') over the edges of the first `targets` nodes, to which `aggregate` adds c F(x')."""
         call, node, original, reading = self.call, self.node, self.call.layer.original("propagate"), self.call.reading
         at, many = (edge_index[1] < targets).nonzero().flatten(), edge_index.shape[1]
@@ -133,7 +121,7 @@ class HistorySum(ControlledSum):
             original(call.used, size=size, **inputs)
         return original(edge_index, size=size, **kwargs)
 
-    def _previous_update(self, i: int, kwargs: dict[str, Any]) -> Tensor:
+    def _previous_update(self, i: int, kwargs: Kwargs) -> Tensor:
         """What an edge update would have given from the rows kept."""
         node = node_arguments(self.call.layer.conv, "_edge_user_args")
         previous = self._previous_inputs(self.forward.updates[i], kwargs, node)
@@ -141,9 +129,7 @@ class HistorySum(ControlledSum):
             previous = at_edges(previous, self.subset, self.updates[i][0].shape[0], node)
         return self.call.layer.original("edge_updater")(self.call.used, **previous)
 
-    def _previous_inputs(
-        self, history: PassHistory, kwargs: dict[str, Any], node: dict[str, set[str]]
-    ) -> dict[str, Any]:  # fmt: skip
+    def _previous_inputs(self, history: PassHistory, kwargs: Kwargs, node: NodeArguments) -> Kwargs:
         """The arguments with the sources' rows as they are kept; those of targets are the current ones."""
         previous = {k: map_tensors(v, Tensor.detach) if k in node else v for k, v in kwargs.items()}
         for name, rows in history.rows.items():
@@ -152,7 +138,7 @@ class HistorySum(ControlledSum):
             previous[name] = replace_sources(kwargs[name], kept, node[name])
         return previous
 
-    def _is_data(self, kwargs: dict[str, Any], history: PassHistory) -> bool:
+    def _is_data(self, kwargs: Kwargs, history: PassHistory) -> bool:
         """Whether the arguments are still the attribute of the data whose sums are kept."""
         rows = [sources_of(kwargs[k]) for k in self.node if k in kwargs]
         names = {None if v.requires_grad else batches.node_attribute(self.call.batch, v) for v in rows}
@@ -160,7 +146,7 @@ class HistorySum(ControlledSum):
 
     # --- F(x') --------------------------------------------------------------------------------------------------------
 
-    def _all_sums(self, history: PassHistory, kwargs: dict[str, Any], targets: int) -> Tensor:
+    def _all_sums(self, history: PassHistory, kwargs: Kwargs, targets: int) -> Tensor:
         """F(x') of the first `targets` nodes of the batch."""
         n_id = self.call.batch.n_id[:targets]
         if history.data_name is None:
@@ -174,82 +160,69 @@ class HistorySum(ControlledSum):
         return history.sums.read(n_id).to(self.call.device)
 
     @torch.no_grad()
-    def _sum_neighbours(self, history: PassHistory, kwargs: dict[str, Any]) -> Tensor:
+    def _sum_neighbours(self, history: PassHistory, kwargs: Kwargs) -> Tensor:
         """F(x') of the targets of `neighbours`."""
         neighbours, layer, alpha = self.neighbours, self.call.layer, self.call.alpha
         assert neighbours is not None
-        arguments, rows = neighbours.passes[self.call.propagates], dict[str, Any](history.rows)
+        arguments, tables = neighbours.passes[self.call.propagates], dict[str, Any](history.rows)
         if history.data_name is not None:
-            rows = {k: _DataRows(self.call.batch.whole_graph.data[history.data_name]) for k in self.node}
+            tables = {k: _DataRows(self.call.batch.whole_graph.data[history.data_name]) for k in self.node}
+        name, rows = self.call.reading.row_argument or "", fused.source_rows(self.call, kwargs)
         layer.call = neighbours
         try:
             with eval_mode(layer.conv):
-                neighbours.use(arguments)
-                name = self.call.reading.row_argument or ""
-                current = fused.source_rows(self.call, kwargs)
-                if current is not None and current.dim() == 2 and rows.keys() == {name} and self.node[name] == {"j"}:
-                    return self._by_coefficients(arguments, name, rows[name], kwargs)
-                return self._by_messages(arguments, rows, kwargs)
+                if rows is not None and rows.dim() == 2 and tables.keys() == {name} and self.node[name] == {"j"}:
+                    return _sum_rows(neighbours, arguments, name, tables[name], kwargs)
+                return self._sum_messages(neighbours, arguments, tables, kwargs)
         finally:
-            layer.call, self.call.alpha, self.mode = self.call, alpha, Mode.CURRENT
+            layer.call, self.call.alpha = self.call, alpha
 
-    def _by_messages(self, arguments: EdgeArguments, rows: dict[str, Any], kwargs: dict[str, Any]) -> Tensor:
-        """As the layer does it: a message per neighbour."""
-        neighbours, layer = self.neighbours, self.call.layer
-        assert neighbours is not None
-        inputs = self._neighbour_inputs(rows, kwargs, self.node) | arguments.edge
-        for name, i in arguments.updated.items():
-            update, node = neighbours.updates[i], node_arguments(layer.conv, "_edge_user_args")
-            neighbours.use(update)
-            more = self._neighbour_inputs(self.forward.updates[i].rows, self.updates[i][1], node)
-            inputs[name] = layer.original("edge_updater")(update.used, **more, **update.edge)
-            neighbours.used, neighbours.aligned = arguments.used, arguments.aligned
-        self.mode = Mode.ALL_NEIGHBOURS
-        size = (neighbours.num_nodes, neighbours.num_targets)
-        layer.original("propagate")(arguments.used, size=size, **inputs)
-        assert self.total is not None
-        return self.total
-
-    def _neighbour_inputs(
-        self, rows: dict[str, Any], kwargs: dict[str, Any], node: dict[str, set[str]]
-    ) -> dict[str, Any]:  # fmt: skip
-        """All neighbours' rows as they are kept, and the targets' current ones."""
-        neighbours = self.neighbours
-        assert neighbours is not None
-        out = _graph_level(kwargs)
-        for name in node:
-            value = kwargs.get(name)
-            current = targets_of(value)
-            targets = None if current is None else current[: neighbours.num_targets].detach()
-            if name in rows:
-                kept = rows[name].read(neighbours.batch.n_id).to(neighbours.device, sources_of(value).dtype)
-                out[name] = (kept, targets if "i" in node[name] else None)
-            elif value is not None:
-                out[name] = (None, targets)
-        return out
-
-    def _by_coefficients(
-        self, arguments: EdgeArguments, name: str, table: NodeRows | _DataRows, kwargs: dict[str, Any]
+    def _sum_messages(
+        self, neighbours: AllNeighbours, arguments: EdgeArguments, tables: dict[str, Any], kwargs: Kwargs
     ) -> Tensor:
-        """Where a message is the source's row times a coefficient: rows are summed where they lie."""
-        neighbours, layer = self.neighbours, self.call.layer
-        assert neighbours is not None
-        self.mode = Mode.COEFFICIENTS
-        ones = torch.ones(1, 1, device=neighbours.device).expand(neighbours.num_nodes, 1)
-        size = (neighbours.num_nodes, neighbours.num_targets)
-        inputs = {**_graph_level(kwargs), name: (ones, None), **arguments.edge}
-        layer.original("propagate")(arguments.used, size=size, **inputs)
-        assert self.total is not None
-        n_id = neighbours.batch.n_id
-        at = fused.by_target(arguments.used.to(n_id.device), neighbours.num_targets)
-        coef = at.sorted(self.total[:, 0].to(n_id.device, torch.float32))
-        if type(layer.conv.aggr_module) is MeanAggregation:
-            coef = coef / at.ptr.diff()[at.dst]
-        sums = table.sums(n_id[at.src], at.dst, coef, at.ptr)
-        return sums.view(neighbours.num_targets, *table.shape).to(neighbours.device)
+        """As the layer does it: a message per neighbour."""
+        inputs = _neighbour_inputs(neighbours, tables, kwargs, self.node) | arguments.edge
+        for name, i in arguments.updated.items():
+            update, node = neighbours.updates[i], node_arguments(self.call.layer.conv, "_edge_user_args")
+            rows = _neighbour_inputs(neighbours, self.forward.updates[i].rows, self.updates[i][1], node)
+            neighbours.use(update)
+            inputs[name] = self.call.layer.original("edge_updater")(update.used, **rows, **update.edge)
+        return neighbours.aggregated(arguments, inputs)[1]
 
 
-def _graph_level(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _sum_rows(
+    neighbours: AllNeighbours, arguments: EdgeArguments, name: str, table: NodeRows | _DataRows, kwargs: Kwargs
+) -> Tensor:
+    """Where a message is the source's row times a coefficient: rows are summed where they lie."""
+    ones = torch.ones(1, 1, device=neighbours.device).expand(neighbours.num_nodes, 1)
+    coef, _ = neighbours.aggregated(arguments, {**_graph_level(kwargs), name: (ones, None), **arguments.edge})
+    n_id = neighbours.batch.n_id
+    layout = fused.by_target(arguments.used.to(n_id.device), neighbours.num_targets)
+    coef = layout.sorted(coef[:, 0].to(n_id.device, torch.float32))
+    if type(neighbours.layer.conv.aggr_module) is MeanAggregation:
+        coef = coef / layout.ptr.diff()[layout.dst]
+    sums = table.sums(n_id[layout.src], layout.dst, coef, layout.ptr)
+    return sums.view(neighbours.num_targets, *table.shape).to(neighbours.device)
+
+
+def _neighbour_inputs(
+    neighbours: AllNeighbours, tables: dict[str, Any], kwargs: Kwargs, node: NodeArguments
+) -> dict[str, Any]:
+    """All neighbours' rows as they are kept, and the targets' current ones."""
+    out = _graph_level(kwargs)
+    for name in node:
+        value = kwargs.get(name)
+        current = targets_of(value)
+        targets = None if current is None else current[: neighbours.num_targets].detach()
+        if name in tables:
+            kept = tables[name].read(neighbours.batch.n_id).to(neighbours.device, sources_of(value).dtype)
+            out[name] = (kept, targets if "i" in node[name] else None)
+        elif value is not None:
+            out[name] = (None, targets)
+    return out
+
+
+def _graph_level(kwargs: Kwargs) -> dict[str, Any]:
     """Arguments that have rows neither of nodes nor of edges."""
     return {k: v for k, v in kwargs.items() if not isinstance(v, Tensor | tuple | list)}
 

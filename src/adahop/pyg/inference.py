@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
 from adahop.pyg import batches
-from adahop.pyg.arguments import eval_mode, is_per_edge, node_arguments, node_sides
+from adahop.pyg.arguments import Kwargs, eval_mode, is_per_edge, node_arguments, node_sides
 from adahop.pyg.call import Call
 from adahop.pyg.root import Root, parameter_names
 from adahop.pyg.wrap import propagate_of, unwrapped
@@ -70,9 +70,7 @@ def inference(
         return model(**arguments_of(model, data, torch.device(device), arguments))
 
 
-def arguments_of(
-    model: nn.Module, data: Data | HeteroData, device: torch.device, more: dict[str, Any]
-) -> dict[str, Any]:
+def arguments_of(model: nn.Module, data: Data | HeteroData, device: torch.device, more: Kwargs) -> dict[str, Any]:
     """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
     params = [
         p
@@ -185,7 +183,7 @@ def _parted(conv: MessagePassing, original: Callable[..., Tensor], size: int) ->
     return propagate
 
 
-def _sizes(given: Any, kwargs: dict[str, Any], side: dict[str, int]) -> tuple[int, int]:
+def _sizes(given: Any, kwargs: Kwargs, side: dict[str, int]) -> tuple[int, int]:
     """Sources and targets of a layer, from what it passes on."""
     many = list(given if given is not None else (None, None))
     for name in side.keys() & kwargs.keys():

@@ -125,13 +125,14 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     ):
         cache_size = cache_of(cache, device)
         self.data, graph = data_and_graph(data, device, tables=cache_size is None)
-        own, self._order = split_samplers(sampler, neighbor_sampler)
+        ours, self._order = split_samplers(sampler, neighbor_sampler)
         rest = pyg_options(options, type(self).__init__)
+        seed = seed_of(seed, generator)
         drawn_by = node_sampler(
-            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, device, **rest
+            self.data, graph, num_neighbors, method, seed, replace, weight_attr, ours, device, **rest
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
-        self.estimator = estimator_of(estimator, method, weight_attr, own, graph.types)
+        self.estimator = estimator_of(estimator, method, weight_attr, ours, graph.types)
         self.noise = noise
         self._history_options = history_options(
             self.estimator, history_dtype, history_dir, history_refresh, self.batch_size
@@ -319,10 +320,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         if not isinstance(state, dict) or not state.keys() >= NEEDED:
             raise KindError(f"`state` must be the `state_dict` of such a loader, got {type(state).__name__}")
         self.check(state)
-        many, own = state.get("nodes", self.nodes.numel()), self.nodes.numel()
-        if state["taken"] and many != own:
+        many, needed = self.nodes.numel(), state.get("nodes", self.nodes.numel())
+        if state["taken"] and many != needed:
             raise InputError(
-                f"the number of `input_nodes` must be {many} to go on within the epoch of this state, got {own}"
+                f"the number of `input_nodes` must be {needed} to go on within the epoch of this state, got {many}"
             )
         self.sampler.load_state_dict(state["sampler"])
         self.sampler.seed = state.get("seed", self.sampler.seed)

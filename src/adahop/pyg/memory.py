@@ -6,14 +6,13 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from adahop.pyg.arguments import as_tuple, eval_mode
+from adahop.pyg.arguments import Kwargs, as_tuple, eval_mode
 from adahop.pyg.call import Call
 from adahop.pyg.readings import Reading
 from adahop.pyg.whole_graph import WholeGraph
@@ -49,11 +48,11 @@ class Memory:
         """A forward of the model begins."""
         self.forward_counts.clear()
 
-    def control_for(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> ControlledSum | None:
+    def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> ControlledSum | None:
         """The control variate for a layer's forward on a batch."""
         raise NotImplementedError
 
-    def record_forward(self, layer: Propagate, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def record_forward(self, layer: Propagate, args: tuple, kwargs: Kwargs) -> Any:
         """A forward in evaluation on something that is no batch: it is recorded if that is the whole graph."""
         tensors = [v for a in (*args, *kwargs.values()) for v in as_tuple(a) if isinstance(v, Tensor)]
         recorder = self.recorder(layer, tensors)
@@ -130,16 +129,6 @@ class ForwardRecorder:
         return self.layer.original("aggregate")(inputs, *args, **kwargs)
 
 
-class Mode(Enum):
-    """What a layer's `aggregate` sums at the moment."""
-
-    CURRENT = "f(x), or f(x - c x')"
-    EXACT = "nothing: the sum is F(x'), as x is x'"
-    PREVIOUS = "f(x')"
-    ALL_NEIGHBOURS = "F(x')"
-    COEFFICIENTS = "nothing: messages on ones are the coefficients of F"
-
-
 class ControlledSum:
     """The sum of a layer with a control variate, in one forward on a batch.
 
@@ -151,7 +140,6 @@ class ControlledSum:
 
     def __init__(self, call: Call):
         self.call = call
-        self.mode = Mode.CURRENT
         self.cv_weight = 0.0
         self.total: Tensor | None = None  # what F(x') is taken from
         self.previous: tuple[Tensor, Tensor, Tensor] | None = None  # f(x'), its messages, and these with their scale
@@ -159,27 +147,19 @@ class ControlledSum:
 
     # --- called by `Call` ---------------------------------------------------------------------------------------------
 
-    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: Kwargs, out: Tensor) -> None:
         """The layer's `edge_updater` gave `out`."""
         raise NotImplementedError
 
-    def propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+    def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
         """In place of the layer's own."""
         raise NotImplementedError
 
-    def aggregate(self, inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        call, original = self.call, self.call.layer.original("aggregate")
-        if self.mode is Mode.EXACT:
-            if call.recorded is not None:
-                call.recorded.exact = True
-            zeros = torch.zeros_like(original(inputs, *args, **kwargs))
-            return _add_to_first(zeros, self._total(zeros))
-        scaled = call.scaled(inputs)
-        if self.mode is Mode.PREVIOUS:
-            self.previous = original(scaled, *args, **kwargs), inputs, scaled
-            return self.previous[0]
+    def aggregate(self, inputs: Tensor, args: tuple, kwargs: Kwargs) -> Tensor:
+        """f(x), or f(x - c x'), to which what is known of F(x') and f(x') is added."""
+        call, scaled = self.call, self.call.scaled(inputs)
         self._record(inputs, scaled)
-        out = original(scaled, *args, **kwargs)
+        out = call.layer.original("aggregate")(scaled, *args, **kwargs)
         if self.total is not None:
             total = self._total(out)
             change = total if self.previous is None else total - self.previous[0][: len(total)]
@@ -189,6 +169,19 @@ class ControlledSum:
         return out
 
     # --- its parts ----------------------------------------------------------------------------------------------------
+
+    def _exact(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
+        """`propagate` where x is x' and c is 1: nothing is sampled, so that there is nothing to learn."""
+        layer, recorded = self.call.layer, self.call.recorded
+
+        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if recorded is not None:
+                recorded.exact = True
+            zeros = torch.zeros_like(layer.original("aggregate")(inputs, *args, **kwargs))
+            return _add_to_first(zeros, self._total(zeros))
+
+        with layer.aggregate_by(aggregate):
+            return layer.original("propagate")(edge_index, size=size, **kwargs)
 
     def _total(self, out: Tensor) -> Tensor:
         """F(x') of the first nodes, in the dtype and on the device of `out`."""
@@ -213,14 +206,18 @@ class ControlledSum:
     @contextlib.contextmanager
     def on_previous(self) -> Iterator[None]:
         """Within, the layer runs on the inputs kept, without dropout and without a gradient."""
-        call = self.call
-        saved = call.alpha, call.used, call.aligned
-        self.mode, call.alpha = Mode.PREVIOUS, None
+        call, layer = self.call, self.call.layer
+
+        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            scaled = call.scaled(inputs)
+            self.previous = layer.original("aggregate")(scaled, *args, **kwargs), inputs, scaled
+            return self.previous[0]
+
+        saved, call.alpha = (call.alpha, call.used, call.aligned), None
         try:
-            with torch.no_grad(), eval_mode(call.layer.conv):
+            with torch.no_grad(), eval_mode(layer.conv), layer.aggregate_by(aggregate):
                 yield
         finally:
-            self.mode = Mode.CURRENT
             call.alpha, call.used, call.aligned = saved
 
 

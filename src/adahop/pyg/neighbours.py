@@ -14,7 +14,7 @@ from torch import Tensor
 from adahop import ops
 from adahop.pyg import batches
 from adahop.pyg.align import Aligned, is_edge_index
-from adahop.pyg.arguments import equal_rows_once, is_per_edge, node_arguments
+from adahop.pyg.arguments import Kwargs, NodeArguments, equal_rows_once, is_per_edge, node_arguments
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.call import Call
 from adahop.pyg.rows import NodeRows
@@ -99,7 +99,7 @@ class AllNeighbours(Call):
     def num_nodes(self) -> int:
         return self.batch.n_id.numel()
 
-    def run(self, args: tuple, kwargs: dict[str, Any], call: Call, random: bool = False) -> None:
+    def run(self, args: tuple, kwargs: Kwargs, call: Call, random: bool = False) -> None:
         """The layer's forward up to its last `propagate`, on rows of nodes that are all zeros, or random ones."""
         named = dict(zip(inspect.signature(self.layer.original_forward).parameters, args, strict=False)) | kwargs
         named = {name: self._for_all_edges(name, value, call, random) for name, value in named.items()}
@@ -158,7 +158,7 @@ class AllNeighbours(Call):
         shape = self.forward.passes[len(self.passes) - 1].shape
         return torch.zeros(1, device=self.device).expand(self.num_nodes, *shape)
 
-    def _arguments(self, edge_index: Any, kwargs: dict[str, Any], node: dict[str, set[str]]) -> EdgeArguments:
+    def _arguments(self, edge_index: Any, kwargs: Kwargs, node: NodeArguments) -> EdgeArguments:
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise NoHistory("it passes messages by a sparse matrix")
         aligned, many = self.align(edge_index), edge_index.shape[1]
@@ -170,6 +170,20 @@ class AllNeighbours(Call):
         if at.numel() < many:
             edge_index, aligned, edge = edge_index[:, at], aligned.subset(at), {k: v[at] for k, v in edge.items()}
         return EdgeArguments(edge_index, aligned, edge, updated)
+
+    def aggregated(self, arguments: EdgeArguments, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
+        """Messages and sums of the layer's own `propagate` over all neighbours."""
+        found: list[tuple[Tensor, Tensor]] = []
+
+        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            inputs = self.scaled(inputs) if self.weighted else inputs
+            found.append((inputs, self.layer.original("aggregate")(inputs, *args, **kwargs)))
+            return found[-1][1]
+
+        self.use(arguments)
+        with self.layer.aggregate_by(aggregate):
+            self.layer.original("propagate")(arguments.used, size=(self.num_nodes, self.num_targets), **kwargs)
+        return found[-1]
 
     def use(self, arguments: EdgeArguments) -> None:
         """From now on these are the edges in use."""

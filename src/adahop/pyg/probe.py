@@ -21,7 +21,7 @@ from adahop.graph import Graph
 from adahop.ops import uncast
 from adahop.pyg import batches
 from adahop.pyg.align import is_edge_index
-from adahop.pyg.arguments import as_tuple, eval_mode, map_tensors, node_arguments, tensors_in
+from adahop.pyg.arguments import Kwargs, as_tuple, eval_mode, map_tensors, node_arguments, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.fused import candidate
 from adahop.pyg.readings import Reading
@@ -47,7 +47,7 @@ class Trial(NamedTuple):
     whole_graphs: dict[Relation | None, WholeGraph] | None = None  # of typed data
 
 
-def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[str, Any], found: Found) -> Reading:
+def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: Kwargs, found: Found) -> Reading:
     """The first reading under which the layer passes the test; with none it is left as it is."""
     if conv.flow != "source_to_target":
         return Reading(why="it sums at the sources of edges, whose neighbours are not drawn", sums_match=False)
@@ -68,7 +68,7 @@ def reading_of(conv: MessagePassing, names: set[str], args: tuple, kwargs: dict[
     return Reading(why=f"it could not be tried on a small graph ({why})", sums_match=False)
 
 
-def _only_edge_types(named: dict[str, Any], found: Found) -> bool:
+def _only_edge_types(named: Kwargs, found: Found) -> bool:
     """Whether the layer is given an edge type and no other edge values. Its attention then depends on the pair of nodes
     far more than on the source, so that odds learnt per source say little, and an average that the sample normalises
     has more bias by odds that are unequal for no reason. Of typed data the sampler has odds for each relation.
@@ -80,7 +80,7 @@ def _only_edge_types(named: dict[str, Any], found: Found) -> bool:
     return bool(given) and not any(v.is_floating_point() for v in given)
 
 
-def _try(conv: MessagePassing, names: set[str], named: dict[str, Any], found: Found, dtype: torch.dtype) -> Reading:
+def _try(conv: MessagePassing, names: set[str], named: Kwargs, found: Found, dtype: torch.dtype) -> Reading:
     typed = any(isinstance(value, dict) for value in named.values())
     make = _typed_trial if typed else _trial
     depth = 1 if typed else max(1, _num_propagates(_clone(conv, dtype), make(named, found, dtype, 1, 1)))
@@ -257,7 +257,7 @@ def _distance(got: list[Tensor], want: list[Tensor]) -> float:
 # --- a small graph --------------------------------------------------------------------------------------------------
 
 
-def _trial(named: dict[str, Any], found: Found, dtype: torch.dtype, depth: int, most: int) -> Trial:
+def _trial(named: Kwargs, found: Found, dtype: torch.dtype, depth: int, most: int) -> Trial:
     """Levels of nodes, the seeds first: each has in-edges from the next level and from those above. The last level is
     outside of the batch, the one before it is the last hop.
     """
@@ -301,7 +301,7 @@ def _levels(depth: int, most: int, g: torch.Generator) -> tuple[Tensor, Tensor, 
     return edges, times, level[edges[1]] <= depth - 1
 
 
-def _typed_trial(named: dict[str, Any], found: Found, dtype: torch.dtype, depth: int, most: int) -> Trial:
+def _typed_trial(named: Kwargs, found: Found, dtype: torch.dtype, depth: int, most: int) -> Trial:
     """The same for dictionaries: such edges for every relation, among as many nodes of every type."""
     from adahop.pyg.wrap import relation_edges
 
@@ -390,7 +390,7 @@ def _as(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def _sizes(named: dict[str, Any], found: Found) -> tuple[int, int]:
+def _sizes(named: Kwargs, found: Found) -> tuple[int, int]:
     """Nodes and edges of the user's call."""
     edges = next((v for v in named.values() if is_edge_index(v)), found.edge_index).shape[1]
     nodes = (v for k, v in named.items() if not k.startswith("edge"))

@@ -72,11 +72,10 @@ def softmax(
         return utils.softmax(src, index, ptr, num_nodes, dim)
     if dim == 0 and ptr is None and index is not None and src.dim() <= 2:
         out = ops.softmax(src, index, call.batch.n_id.numel() if num_nodes is None else num_nodes, scale.to(src.dtype))
-        call.alpha = out.detach()
-        return out
-    shape = [1] * src.dim()
-    shape[dim] = -1
-    out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
+    else:
+        shape = [1] * src.dim()
+        shape[dim] = -1
+        out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
     call.alpha = out.detach()
     return out
 
@@ -88,11 +87,11 @@ def degree(call: Call, index: Tensor, num_nodes: int | None = None, dtype: torch
     if row is None or n > call.batch.ids(row).numel():
         return out
     edges = call.edge_index
-    true = ~call.batch.whole_graph.is_loop(edges)
+    loop = call.batch.whole_graph.is_loop(edges)
     inward, loops = call.sums(None, n, row)
-    missing = inward * call.share - torch.bincount(edges[row][true], minlength=n)[:n]
+    missing = inward * call.share - torch.bincount(edges[row][~loop], minlength=n)[:n]
     if index.numel() >= edges.shape[1]:  # the data's self-loops are counted
-        missing = missing + loops - torch.bincount(edges[row][~true], minlength=n)[:n]
+        missing = missing + loops - torch.bincount(edges[row][loop], minlength=n)[:n]
     return out + missing.to(out.dtype)
 
 
@@ -348,8 +347,8 @@ def _relation_counts(call: Call, aligned: Aligned, used: Tensor, nodes: int) -> 
     lie type after type.
     """
     typed, whole_graph = call.batch.typed, call.batch.whole_graph
-    spans = {} if typed is None or aligned.at is not None else typed.span
-    columns = slice(aligned.start, aligned.start + aligned.kept)
+    spans = {} if typed is None or aligned.columns is not None else typed.span
+    columns = slice(aligned.start, aligned.start + aligned.num_aligned)
     relation = next((r for r, span in spans.items() if span == columns), None)
     if typed is None or relation is None:
         return None

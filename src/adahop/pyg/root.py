@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import tell
 from adahop.pyg import batches
+from adahop.pyg.arguments import Kwargs
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import in_backward
 from adahop.pyg.wrap import layers_of, propagate_of, unwrapped
@@ -61,7 +62,7 @@ class Root:
         return unwrapped(model).__dict__.get(_NAME)
 
     @torch.compiler.disable
-    def before(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def before(self, model: nn.Module, args: tuple, kwargs: Kwargs) -> None:
         if in_backward():
             return  # a checkpointed model runs again: it is the same step
         for learner in self.learners:
@@ -78,7 +79,7 @@ class Root:
             every = not self.argument_keys and len(self.arguments) == len(args) + len(kwargs)
             self._order = list(self.arguments.values()) if every else None
 
-    def _called_as_before(self, args: tuple, kwargs: dict[str, Any], drawn: DrawnBatch) -> bool:
+    def _called_as_before(self, args: tuple, kwargs: Kwargs, drawn: DrawnBatch) -> bool:
         """Whether each argument is the attribute of the batch that it was in the last call."""
         order, data = self._order, None if self._order is None else batches.data_of(drawn)
         if data is None or order is None or self.arguments is None or len(args) + len(kwargs) != len(order):
@@ -131,7 +132,7 @@ class Root:
             tell(text)
 
 
-def _batch_of(args: tuple, kwargs: dict[str, Any]) -> DrawnBatch | None:
+def _batch_of(args: tuple, kwargs: Kwargs) -> DrawnBatch | None:
     values = [*args, *kwargs.values()]
     drawn = batches.find_root(values)
     if drawn is not None:
@@ -149,7 +150,7 @@ def parameter_names(model: nn.Module) -> list[str] | None:
 
 
 def _arguments(
-    model: nn.Module, args: tuple, kwargs: dict[str, Any], drawn: DrawnBatch
+    model: nn.Module, args: tuple, kwargs: Kwargs, drawn: DrawnBatch
 ) -> tuple[dict[str, str], dict[str, list[Any]]]:
     """Which attribute of the batch each argument is, "" for the batch itself; and of which types or relations."""
     names = parameter_names(model) or list(inspect.signature(model.forward).parameters)

@@ -20,11 +20,11 @@ from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
-from adahop.pyg.arguments import as_tuple, at_edges, node_sides, subtract
+from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, node_sides, subtract
 from adahop.pyg.call import Call
 from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
-from adahop.pyg.memory import ControlledSum, ForwardRecorder, Memory, Mode, from_dict
+from adahop.pyg.memory import ControlledSum, ForwardRecorder, Memory, from_dict
 from adahop.pyg.root import Root
 from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph
 from adahop.pyg.wrap import Propagate, unwrapped
@@ -55,17 +55,17 @@ class PropagateRecord:
         """Where the edges of the data, and the self-loops of its nodes, lie among the edges in use; -1: nowhere."""
         if self._places is None:
             assert self.used is not None
-            given, used = whole_graph.edge_index.to(self.used.device), self.used
-            aligned = align(given, used, nodes=max(whole_graph.num_nodes), bipartite=whole_graph.bipartite)
-            edge = used.new_full((given.shape[1],), -1)
+            edges, used = whole_graph.edge_index.to(self.used.device), self.used
+            aligned = align(edges, used, nodes=max(whole_graph.num_nodes), bipartite=whole_graph.bipartite)
+            edge = used.new_full((edges.shape[1],), -1)
             loop = used.new_full((whole_graph.num_nodes[1],), -1)
             if aligned is not None:
                 which, loops = torch.arange(used.shape[1], device=used.device), whole_graph.is_loop(used)
                 loop[used[0, loops]] = which[loops]
-                if aligned.at is None:
-                    edge[aligned.start : aligned.start + aligned.kept] = which[: aligned.kept]
+                if aligned.columns is None:
+                    edge[aligned.start : aligned.start + aligned.num_aligned] = which[: aligned.num_aligned]
                 else:
-                    edge[aligned.at[aligned.at >= 0]] = which[aligned.at >= 0]
+                    edge[aligned.columns[aligned.columns >= 0]] = which[aligned.columns >= 0]
             self._places = edge, loop
         return self._places
 
@@ -113,9 +113,7 @@ class SnapshotRecorder(ForwardRecorder):
         self.parts.append(out.detach().clone())  # layers go on to change it in place
         return out
 
-    def _record(
-        self, edge_index: Any, kwargs: dict[str, Any], which: str = "_user_args"
-    ) -> PropagateRecord | None:  # fmt: skip
+    def _record(self, edge_index: Any, kwargs: Kwargs, which: str = "_user_args") -> PropagateRecord | None:
         """The arguments; None where one is of an unknown kind, which may have changed when a batch is drawn."""
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None
@@ -159,15 +157,15 @@ class SnapshotSum(ControlledSum):
         self.updates = 0
         self.edge_update: tuple[Tensor, Tensor] | None = None  # what `edge_updater` gives now, and gave at the pass
 
-    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: Kwargs, out: Tensor) -> None:
         at, self.updates = self.updates, self.updates + 1
         previous = self._previous_inputs(self.record.updates[at], kwargs)[0] if at < len(self.record.updates) else None
         if previous is not None:
             with self.on_previous(), self._previous_parameters():
                 self.edge_update = out, self.call.layer.original("edge_updater")(edge_index, size=size, **previous)
 
-    def propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        self.mode, self.total = Mode.CURRENT, None
+    def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
+        self.total = None
         call, original, reading = self.call, self.call.layer.original("propagate"), self.call.reading
         rows, passes = fused.source_rows(call, kwargs), self.record.passes
         record = passes[call.propagates] if call.propagates < len(passes) else None
@@ -181,9 +179,8 @@ class SnapshotSum(ControlledSum):
         self.total = record.total
         if edges_same and reading.linear and not reading.parametric:
             if self.cv_weight == 1.0 and self._inputs_same(record, kwargs):
-                self.mode = Mode.EXACT
                 kwargs = at_edges(kwargs, slice(0), edge_index.shape[1], record.node)
-                return original(edge_index[:, :0], size=size, **kwargs)
+                return self._exact(edge_index[:, :0], size, kwargs)
             if rows is not None and table is not None:
                 return call.without_messages(self._changed_rows(rows, table), edge_index, size, kwargs)
             change = {k: subtract(kwargs[k], previous[k], self.cv_weight) for k in record.node}
@@ -234,29 +231,23 @@ class SnapshotSum(ControlledSum):
         change, norm = ops.change(rows, table, batch.ids(0, device), self.cv_weight)
         return Operand(change, norm, (self.total, batch.ids(1, device), self.cv_weight))
 
-    def _corrected_total(
-        self, edge_index: Tensor, size: Any, previous: dict[str, Any], rows: Tensor, table: Tensor
-    ) -> Operand:
+    def _corrected_total(self, edge_index: Tensor, size: Any, previous: Kwargs, rows: Tensor, table: Tensor) -> Operand:
         """Messages now, on top of the sums of the pass less those of the drawn edges at the pass."""
         assert self.total is not None
-        call, found, conv = self.call, [], self.call.layer.conv.__dict__
+        call, found = self.call, []
         sources, targets = call.batch.ids(0, rows.device), call.batch.ids(1, rows.device)
         base = (self.total, targets, self.cv_weight)
 
         def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             many = fused.num_targets(*args, **kwargs)
-            _, coef, at = fused.coefficients(call, rows, inputs, many)
-            found.append(
-                ops.gather_sum(table, sources[at.src], at.dst, at.sorted(coef * -self.cv_weight), at.ptr, base)
-            )
+            _, coef, layout = fused.coefficients(call, rows, inputs, many)
+            coef = layout.sorted(coef * -self.cv_weight)
+            found.append(ops.gather_sum(table, sources[layout.src], layout.dst, coef, layout.ptr, base))
             return inputs.new_zeros(many, *inputs.shape[1:])
 
-        conv["aggregate"], installed = aggregate, conv["aggregate"]
-        try:
-            with self.on_previous(), self._previous_parameters(call.reading.parametric):
-                call.layer.original("propagate")(edge_index, size=size, **previous)
-        finally:
-            conv["aggregate"] = installed
+        parametric = call.reading.parametric
+        with self.on_previous(), self._previous_parameters(parametric), call.layer.aggregate_by(aggregate):
+            call.layer.original("propagate")(edge_index, size=size, **previous)
         return Operand(rows, None, (found[0], None, 1.0))
 
     # --- its parts ----------------------------------------------------------------------------------------------------
@@ -268,7 +259,7 @@ class SnapshotSum(ControlledSum):
         return self.total.index_select(dim, rows).to(out)
 
     def _previous_inputs(
-        self, record: PropagateRecord, kwargs: dict[str, Any], ones: str | None = None
+        self, record: PropagateRecord, kwargs: Kwargs, ones: str | None = None
     ) -> tuple[dict[str, Any] | None, bool]:
         """The arguments as they were at the pass, and whether those of edges are the same now; (None, False) where
         they are not known.
@@ -327,7 +318,7 @@ class SnapshotSum(ControlledSum):
         place = torch.where(place >= 0, place, loop[target])
         return record.edge[name][place.clamp(min=0)].to(value.device, value.dtype)
 
-    def _inputs_same(self, record: PropagateRecord, kwargs: dict[str, Any]) -> bool:
+    def _inputs_same(self, record: PropagateRecord, kwargs: Kwargs) -> bool:
         """Whether the node-level arguments are attributes of the data, now as at the pass."""
         for name, rows in record.node.items():
             values = [v for v in as_tuple(kwargs[name]) if v is not None]
@@ -458,7 +449,7 @@ class Snapshots(Memory):
             found = [(g, e) for g, e in found if torch.equal(g.edge_index.to(e.device), e)]
         return found[0][0] if found else None
 
-    def control_for(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> SnapshotSum | None:
+    def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> SnapshotSum | None:
         layer = call.layer
         self.forward_counts.clear()
         self.fresh = self.fresh and not layer.conv.training

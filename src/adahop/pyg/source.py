@@ -214,8 +214,8 @@ def node_sampler(
         )
     if replace is not None:
         flag(replace, "replace")
-        own = str(options.get("draw", preset.options.get("draw", "multinomial")))
-        options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
+        draw = str(options.get("draw", preset.options.get("draw", "multinomial")))
+        options["draw"] = "multinomial" if replace else ("systematic" if draw == "multinomial" else draw)
     sampler = checked(make(method, graph, sizes, seed=seed, **options), graph).to(graph.device)
     sampler.skip = skip
     return sampler
@@ -270,15 +270,15 @@ def split_samplers(sampler: object, neighbor_sampler: object) -> tuple[object, I
     positions.
     """
     if neighbor_sampler is not None:
-        own = getattr(neighbor_sampler, "sampler", neighbor_sampler)  # of an AdaptiveSampler
-        if not isinstance(own, Sampler):
+        ours = getattr(neighbor_sampler, "sampler", neighbor_sampler)  # of an AdaptiveSampler
+        if not isinstance(ours, Sampler):
             raise KindError(
                 "`neighbor_sampler` must be an adahop NeighborSampler or AdaptiveSampler, got "
                 f"{type(neighbor_sampler).__module__}.{type(neighbor_sampler).__name__}; choose a `method` instead"
             )
         if isinstance(sampler, Sampler):
             raise InputError("`neighbor_sampler` must be left out where `sampler` is one of adahop, got both")
-        return own, _order(sampler)
+        return ours, _order(sampler)
     if sampler is None or isinstance(sampler, Sampler) or not isinstance(sampler, Iterable) or isinstance(sampler, str):
         return sampler, None
     return None, _order(sampler)

@@ -91,11 +91,9 @@ class HomogeneousGraph(WholeGraph):
     def stacked(self) -> StackedRelations:
         return StackedRelations(self.graph, self.relations)
 
-    @property
-    def edge_index(self) -> Tensor:
-        if self.data.edge_index is None:
-            self.data.edge_index = self.graph.edge_index()
-        return self.data.edge_index
+    @functools.cached_property
+    def edge_index(self) -> Tensor:  # type: ignore[override]
+        return self.graph.edge_index()
 
     @property
     def num_edges(self) -> int:
@@ -116,16 +114,13 @@ class StackedRelations(HomogeneousGraph):
         self.first = offsets(sizes)  # id of each relation's first source
         self.num_nodes = sum(sizes.values()), graph.num_nodes
 
-    @property
+    @functools.cached_property
     def edge_index(self) -> Tensor:
-        if self.data.edge_index is None:
-            types = self.graph.types
-            assert types is not None
-            edges, apart = self.graph.edge_index(), itertools.pairwise(types.starts)
-            for relation, (start, stop) in zip(self.graph.relations, apart, strict=True):
-                edges[0, start:stop] += self.first[relation] - types.nodes[relation[0]]
-            self.data.edge_index = edges
-        return self.data.edge_index
+        types, edges = self.graph.types, self.graph.edge_index()
+        assert types is not None
+        for relation, (start, stop) in zip(self.graph.relations, itertools.pairwise(types.starts), strict=True):
+            edges[0, start:stop] += self.first[relation] - types.nodes[relation[0]]
+        return edges
 
 
 class WeightedGraph(WholeGraph):

@@ -19,7 +19,7 @@ from torch_geometric.utils import is_sparse
 from adahop.checks import InputError, KindError, one_of
 from adahop.pyg import batches
 from adahop.pyg.align import align, is_edge_index
-from adahop.pyg.arguments import tensors_in
+from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.call import Call, StackedCall, sparse_edges, strided
 from adahop.pyg.readings import Copies, Reading
@@ -85,7 +85,8 @@ def calls_on_batch(
         if found is not None:
             call = Call(layer, layer.reading, found, found.batch.root.records_energies)
         elif (stacked := batches.stack(edges, rows)) is not None:
-            call = StackedCall(layer, layer.reading, stacked, stacked.batch.root.records_energies)
+            found, columns = stacked
+            call = StackedCall(layer, layer.reading, found, found.batch.root.records_energies, columns)
         if call is None:
             layer.uses_other_edges = True
             return None
@@ -95,7 +96,7 @@ def calls_on_batch(
     return call_for
 
 
-def apply_memory(call: Call, args: tuple, kwargs: dict[str, Any]) -> None:
+def apply_memory(call: Call, args: tuple, kwargs: Kwargs) -> None:
     """The call's sums get a control variate, where the batch's loader has one for the layer."""
     ref = call.batch.root.memory
     memory = None if ref is None else ref()
@@ -192,7 +193,7 @@ class Propagate:
             self._find_reading(found, args, kwargs)
         return self._on_batch(found, args, kwargs)
 
-    def _over_relations(self, edges: dict[Relation, Tensor], args: tuple, kwargs: dict) -> Any:
+    def _over_relations(self, edges: dict[Relation, Tensor], args: tuple, kwargs: Kwargs) -> Any:
         """A forward of a layer that takes all relations as dictionaries."""
         found = batches.find(edges.values())
         if found is None or found.batch.root.typed is None:
@@ -209,12 +210,12 @@ class Propagate:
         calls = calls_on_batch(self, edges, (*args, *kwargs.values()))
         return self.run_relations(AllRelations(self, self.reading, calls), args, kwargs)
 
-    def run_relations(self, call: AllRelations, args: tuple, kwargs: dict) -> Any:
+    def run_relations(self, call: AllRelations, args: tuple, kwargs: Kwargs) -> Any:
         with self.installed(call):
             forward, self.call = self.forward, None
             return forward(*args, **kwargs)
 
-    def _on_batch(self, found: Found, args: tuple, kwargs: dict) -> Any:
+    def _on_batch(self, found: Found, args: tuple, kwargs: Kwargs) -> Any:
         assert self.reading is not None
         root = found.batch.root
         root.cache["seen"] = True
@@ -253,6 +254,16 @@ class Propagate:
                 else:
                     where[name] = value
 
+    @contextlib.contextmanager
+    def aggregate_by(self, aggregate: Callable[..., Tensor]) -> Iterator[None]:
+        """Within a call, for a while, the layer aggregates by a function."""
+        conv = self.conv.__dict__
+        conv["aggregate"], installed = aggregate, conv["aggregate"]
+        try:
+            yield
+        finally:
+            conv["aggregate"] = installed
+
     def original(self, name: str) -> Callable[..., Any]:
         """The layer's method as it is without ours."""
         found = self._originals.get(name)
@@ -273,7 +284,7 @@ class Propagate:
                     return copy
         return self.original_forward
 
-    def _without_sparse(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _without_sparse(self, args: tuple, kwargs: Kwargs) -> tuple[tuple, dict]:
         """A sparse matrix would be multiplied in one piece, without messages: the layer gets its edges instead."""
         if not any(is_sparse(a) for a in (*args, *kwargs.values())):
             return args, kwargs
@@ -286,7 +297,7 @@ class Propagate:
                     named["edge_weight"] = weight
         return (), named
 
-    def _without_scale(self, call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _without_scale(self, call: Call, args: tuple, kwargs: Kwargs) -> tuple[tuple, dict]:
         """A layer that was passed the batch's scale as its edge weight gets ones: the call scales."""
         batch = call.batch
 
@@ -303,7 +314,7 @@ class Propagate:
 
         return tuple(ones(a) for a in args), {k: ones(v) for k, v in kwargs.items()}
 
-    def _find_reading(self, found: Found, args: tuple, kwargs: dict) -> None:
+    def _find_reading(self, found: Found, args: tuple, kwargs: Kwargs) -> None:
         """Find the reading of this layer, by trying."""
         from adahop.pyg.probe import reading_of
 
@@ -340,7 +351,7 @@ def found_from_last(values: tuple) -> Found | None:
     if edges.shape[1] > drawn.shape[1] + n or not rows or max(rows[:2]) > n or edges.shape[1] == 0:
         return None
     aligned = align(drawn, edges, nodes=n)
-    if aligned is None or (aligned.at is not None and not bool((aligned.at >= 0).any())):
+    if aligned is None or (aligned.columns is not None and not bool((aligned.columns >= 0).any())):
         return None
     return Found(batch, drawn, None)
 
