@@ -205,8 +205,10 @@ def find(tensors: Iterable[Any]) -> Found | None:
     """
     global _last
     given = [t for t in tensors_in(tensors) if t.layout == torch.strided and t.numel()]
-    edges = [t for t in given if is_edge_index(t)]
-    rest = [t for t in given if not any(t is e for e in edges)]
+    edges: list[Tensor] = []
+    rest: list[Tensor] = []
+    for t in given:
+        (edges if is_edge_index(t) else rest).append(t)
     if not _handed_out and not _entries:
         return None
     lookups = [(_by_storage, edges), (_by_storage, rest), (_by_batch, edges), (_by_batch, rest), (_by_content, edges)]

@@ -82,9 +82,10 @@ class HistorySum(ControlledSum):
         if self.total is None:
             return original(edge_index, size=size, **kwargs)
         if memory.renewing:
-            return self._exact(edge_index, size, kwargs)
+            return call.layer.propagate_by(self.aggregate_exact, edge_index, size, kwargs)
         if constant and self.cv_weight == 1.0:
-            return self._exact(edge_index[:, :0], size, at_edges(kwargs, slice(0), edge_index.shape[1], self.node))
+            kwargs = at_edges(kwargs, slice(0), edge_index.shape[1], self.node)
+            return call.layer.propagate_by(self.aggregate_exact, edge_index[:, :0], size, kwargs)
         return self._difference(edge_index, size, kwargs, previous, targets)
 
     # --- f(x) and f(x') -----------------------------------------------------------------------------------------------
@@ -118,7 +119,8 @@ class HistorySum(ControlledSum):
                 for i, (out, update_kwargs) in enumerate(self.updates):
                     if value is out:
                         inputs[name] = self._previous_update(i, update_kwargs)
-            original(call.used, size=size, **inputs)
+            assert call.used is not None
+            call.layer.propagate_by(self.aggregate_previous, call.used, size, inputs)
         return original(edge_index, size=size, **kwargs)
 
     def _previous_update(self, i: int, kwargs: Kwargs) -> Tensor:

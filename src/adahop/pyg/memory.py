@@ -168,20 +168,22 @@ class ControlledSum:
         call.watch_gradient(out)
         return out
 
+    # --- other ways to aggregate, for `Propagate.propagate_by` --------------------------------------------------------
+
+    def aggregate_exact(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """F(x'), where x is x' and c is 1: nothing is sampled, so that there is nothing to learn."""
+        if self.call.recorded is not None:
+            self.call.recorded.exact = True
+        zeros = torch.zeros_like(self.call.layer.original("aggregate")(inputs, *args, **kwargs))
+        return _add_to_first(zeros, self._total(zeros))
+
+    def aggregate_previous(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """f(x'), which is kept until f(x) is summed."""
+        scaled = self.call.scaled(inputs)
+        self.previous = self.call.layer.original("aggregate")(scaled, *args, **kwargs), inputs, scaled
+        return self.previous[0]
+
     # --- its parts ----------------------------------------------------------------------------------------------------
-
-    def _exact(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
-        """`propagate` where x is x' and c is 1: nothing is sampled, so that there is nothing to learn."""
-        layer, recorded = self.call.layer, self.call.recorded
-
-        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if recorded is not None:
-                recorded.exact = True
-            zeros = torch.zeros_like(layer.original("aggregate")(inputs, *args, **kwargs))
-            return _add_to_first(zeros, self._total(zeros))
-
-        with layer.aggregate_by(aggregate):
-            return layer.original("propagate")(edge_index, size=size, **kwargs)
 
     def _total(self, out: Tensor) -> Tensor:
         """F(x') of the first nodes, in the dtype and on the device of `out`."""
@@ -206,16 +208,10 @@ class ControlledSum:
     @contextlib.contextmanager
     def on_previous(self) -> Iterator[None]:
         """Within, the layer runs on the inputs kept, without dropout and without a gradient."""
-        call, layer = self.call, self.call.layer
-
-        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            scaled = call.scaled(inputs)
-            self.previous = layer.original("aggregate")(scaled, *args, **kwargs), inputs, scaled
-            return self.previous[0]
-
+        call = self.call
         saved, call.alpha = (call.alpha, call.used, call.aligned), None
         try:
-            with torch.no_grad(), eval_mode(layer.conv), layer.aggregate_by(aggregate):
+            with torch.no_grad(), eval_mode(call.layer.conv):
                 yield
         finally:
             call.alpha, call.used, call.aligned = saved

@@ -181,8 +181,7 @@ class AllNeighbours(Call):
             return found[-1][1]
 
         self.use(arguments)
-        with self.layer.aggregate_by(aggregate):
-            self.layer.original("propagate")(arguments.used, size=(self.num_nodes, self.num_targets), **kwargs)
+        self.layer.propagate_by(aggregate, arguments.used, (self.num_nodes, self.num_targets), kwargs)
         return found[-1]
 
     def use(self, arguments: EdgeArguments) -> None:

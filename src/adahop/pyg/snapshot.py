@@ -180,7 +180,7 @@ class SnapshotSum(ControlledSum):
         if edges_same and reading.linear and not reading.parametric:
             if self.cv_weight == 1.0 and self._inputs_same(record, kwargs):
                 kwargs = at_edges(kwargs, slice(0), edge_index.shape[1], record.node)
-                return self._exact(edge_index[:, :0], size, kwargs)
+                return call.layer.propagate_by(self.aggregate_exact, edge_index[:, :0], size, kwargs)
             if rows is not None and table is not None:
                 return call.without_messages(self._changed_rows(rows, table), edge_index, size, kwargs)
             change = {k: subtract(kwargs[k], previous[k], self.cv_weight) for k in record.node}
@@ -189,7 +189,7 @@ class SnapshotSum(ControlledSum):
             operand = self._corrected_total(edge_index, size, previous, rows, table)
             return call.without_messages(operand, edge_index, size, kwargs)
         with self.on_previous(), self._previous_parameters(reading.parametric):
-            original(edge_index, size=size, **previous)
+            call.layer.propagate_by(self.aggregate_previous, edge_index, size, previous)
         return original(edge_index, size=size, **kwargs)
 
     @contextlib.contextmanager
@@ -245,9 +245,8 @@ class SnapshotSum(ControlledSum):
             found.append(ops.gather_sum(table, sources[layout.src], layout.dst, coef, layout.ptr, base))
             return inputs.new_zeros(many, *inputs.shape[1:])
 
-        parametric = call.reading.parametric
-        with self.on_previous(), self._previous_parameters(parametric), call.layer.aggregate_by(aggregate):
-            call.layer.original("propagate")(edge_index, size=size, **previous)
+        with self.on_previous(), self._previous_parameters(call.reading.parametric):
+            call.layer.propagate_by(aggregate, edge_index, size, previous)
         return Operand(rows, None, (found[0], None, 1.0))
 
     # --- its parts ----------------------------------------------------------------------------------------------------

@@ -254,13 +254,12 @@ class Propagate:
                 else:
                     where[name] = value
 
-    @contextlib.contextmanager
-    def aggregate_by(self, aggregate: Callable[..., Tensor]) -> Iterator[None]:
-        """Within a call, for a while, the layer aggregates by a function."""
+    def propagate_by(self, aggregate: Callable[..., Tensor], edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
+        """Within a call: the layer's `propagate`, with another `aggregate`."""
         conv = self.conv.__dict__
         conv["aggregate"], installed = aggregate, conv["aggregate"]
         try:
-            yield
+            return self.original("propagate")(edge_index, size=size, **kwargs)
         finally:
             conv["aggregate"] = installed
 
