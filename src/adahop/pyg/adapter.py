@@ -21,9 +21,9 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.base import NegativeSampling, SubgraphType
 
 from adahop.checks import InputError, KindError, flag, node_ids
-from adahop.pyg.feedback import Cut, Learner
-from adahop.pyg.hops import Hops, draw_hops, weigh, weigh_typed
-from adahop.pyg.source import (
+from adahop.pyg.feedback import Learner
+from adahop.pyg.hops import AnyData, Hops, add_scale, draw_hops
+from adahop.pyg.loader_options import (
     data_and_graph,
     estimator_of,
     history_options,
@@ -134,13 +134,11 @@ class AdaptiveSampler(Learner, BaseSampler):
     def edge_permutation(self) -> None:
         return None
 
-    def attach(self, batch: Cut) -> Cut:
+    def attach(self, batch: AnyData) -> AnyData:
         """The transform that completes a batch of NodeLoader; it must be the one drawn last."""
         if self._drawn is None or not _is_drawn(batch, self._drawn):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
-        batch = without_graph(batch)[0]
-        batch = (weigh_typed if isinstance(batch, HeteroData) else weigh)(batch, self._drawn)
-        return self._hand_out(batch, self._drawn)
+        return self._hand_out(add_scale(without_graph(batch)[0], self._drawn), self._drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned and remembered, and how far the epoch is; where its loader stands is not known."""

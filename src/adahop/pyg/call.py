@@ -16,7 +16,7 @@ from adahop.pyg import batches, fused
 from adahop.pyg.align import Aligned, align
 from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import Found
-from adahop.pyg.readings import Reading, shares
+from adahop.pyg.readings import shares
 from adahop.typed import Relation
 
 if TYPE_CHECKING:
@@ -65,12 +65,13 @@ class Call:
 
     LEARNED = "\0learned"  # in place of an attribute's name
 
-    def __init__(self, layer: Propagate, reading: Reading, found: Found, records_energies: bool = False):
-        self.layer, self.reading, self.found = layer, reading, found
+    def __init__(self, layer: Propagate, found: Found):
+        assert layer.reading is not None
+        self.layer, self.reading, self.found = layer, layer.reading, found
         self.batch, self.edge_index = found.batch, found.edge_index
         self.device = found.edge_index.device
         self.scale = self.batch.on(self.device, "scale")
-        self.records_energies = records_energies
+        self.records_energies = self.batch.root.records_energies
         self.functions_called: set[str] = set()  # of the functions in `readings`
         self.estimated = False  # whether degrees were estimated from the batch
         self.share = 1.0  # of the batch's edges in use
@@ -388,8 +389,8 @@ class Call:
 class StackedCall(Call):
     """One `propagate` over all relations of a typed batch, joined; `columns` are its edges among those of the batch."""
 
-    def __init__(self, layer: Propagate, reading: Reading, found: Found, records_energies: bool, columns: Tensor):
-        super().__init__(layer, reading, found, records_energies)
+    def __init__(self, layer: Propagate, found: Found, columns: Tensor):
+        super().__init__(layer, found)
         self.columns = columns.to(self.device)
 
     def _align(self, used: Tensor) -> Aligned | None:

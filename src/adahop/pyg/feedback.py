@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from adahop.pyg import batches
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import MessageEnergies
 from adahop.pyg.history import LayerHistories
-from adahop.pyg.hops import Hops
+from adahop.pyg.hops import AnyData, Hops
 from adahop.pyg.memory import Memory
 from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
@@ -27,8 +27,6 @@ from adahop.pyg.whole_graph import WholeGraph, whole_graphs
 from adahop.pyg.wrap import Propagate, layers_of, propagate_of, scaled
 from adahop.samplers import NeighborSampler
 from adahop.typed import Relation, TypedBatch
-
-Cut = TypeVar("Cut", Data, HeteroData)  # a batch as it is handed out
 
 
 class Learner:
@@ -132,7 +130,7 @@ class Learner:
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 
-    def _hand_out(self, batch: Cut, hops: Hops) -> Cut:
+    def _hand_out(self, batch: AnyData, hops: Hops) -> AnyData:
         """Make a batch known, so that layers find it by its tensors."""
         if self._memory is not None:
             self._memory.begin_batch(self._whole_graphs[None])

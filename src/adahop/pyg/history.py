@@ -35,7 +35,7 @@ from adahop.pyg.arguments import (
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import Call, in_backward
 from adahop.pyg.history_sum import HistorySum
-from adahop.pyg.hops import Hops, weigh
+from adahop.pyg.hops import Hops, add_scale
 from adahop.pyg.inference import arguments_of
 from adahop.pyg.memory import ForwardRecorder, Memory, from_dict
 from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, NoHistory, PassHistory
@@ -410,7 +410,7 @@ class LayerHistories(Memory):
         hops = Hops(nodes, torch.stack([one, one]), one, scale, tree, [nodes.numel()], [1], [])
         batch = filter_data(self.data, nodes, one, one, one)
         batch.num_nodes, batch.batch_size, batch.n_id, batch.e_id = nodes.numel(), nodes.numel(), nodes, one
-        batch = weigh(batch, hops)
+        batch = add_scale(batch, hops)
         batch = batch if self.transform is None else self.transform(batch)
         model = unwrapped(self.model)
         device = next((p.device for p in model.parameters()), batch.edge_index.device)

@@ -20,9 +20,8 @@ from adahop.pyg.align import align
 from adahop.pyg.batches import edge_index_of
 from adahop.pyg.cache import FeatureCache, cache_of, cached
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, cut, cut_typed, draw_hops, weigh, weigh_typed
-from adahop.pyg.padding import PaddedShape, add_masks, check_no_batch_norm, is_padded, pad, padded_shape
-from adahop.pyg.source import (
+from adahop.pyg.hops import Hops, add_scale, cut, draw_hops
+from adahop.pyg.loader_options import (
     data_and_graph,
     estimator_of,
     history_options,
@@ -36,6 +35,7 @@ from adahop.pyg.source import (
     split_samplers,
     subgraph_of,
 )
+from adahop.pyg.padding import PaddedShape, add_masks, check_no_batch_norm, is_padded, pad, padded_shape
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
 from adahop.typed import Relation
@@ -236,12 +236,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     def view(self, seeds: Tensor, drawn: Hops) -> Any:
         out = self._transformed(self._input_ids[seeds], drawn)
-        batch: Data | HeteroData
-        if isinstance(self._cut_from, HeteroData):
-            batch = weigh_typed(cut_typed(self._cut_from, out, str(self.input_type)), drawn)
-        else:
-            batch = weigh(cut(self._cut_from, out), drawn)
-            batch = batch if self._shape is None else add_masks(batch, drawn)
+        batch = add_scale(cut(self._cut_from, out, self.input_type), drawn)
+        batch = batch if self._shape is None else add_masks(batch, drawn)
         if self.cache is not None:
             self.cache.fill(batch, out.node)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch

@@ -88,7 +88,7 @@ class AllNeighbours(Call):
         scale = torch.ones(src.numel(), device=src.device) if name is None else whole_graph.data[name][e_id].view(-1)
         batch = DrawnBatch(torch.cat([nodes, src]), e_id, scale, whole_graph, blocks=[])
         edge_index = torch.stack([local, row]).to(call.device)
-        super().__init__(call.layer, call.reading, Found(batch, edge_index, slice(0, src.numel())))
+        super().__init__(call.layer, Found(batch, edge_index, slice(0, src.numel())))
         self.num_targets, self.forward = t, forward
         self.edge_attributes: dict[str, Tensor] = {}
         self.passes: list[EdgeArguments] = []

@@ -224,7 +224,7 @@ def _call(conv: MessagePassing, reading: Reading, trial: Trial) -> tuple[Propaga
         every: Any = AllRelations(layer, reading, calls_on_batch(layer, relation_edges(values) or {}, values))
         return layer, every
     batches.register(trial.data, batch)
-    return layer, Call(layer, reading, trial.found)
+    return layer, Call(layer, trial.found)
 
 
 def _run(layer: Propagate, call: Call, trial: Trial) -> Any:

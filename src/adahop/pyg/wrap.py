@@ -77,17 +77,14 @@ def calls_on_batch(
     inputs = tuple(x for v in nodes for x in v.values())
 
     def call_for(edge_index: Tensor) -> Call | None:
-        assert layer.reading is not None
         if not edge_index.numel():
             return None
         found = next((batches.find([e]) for e in edges.values() if e is edge_index), None)
-        call: Call | None = None
         if found is not None:
-            call = Call(layer, layer.reading, found, found.batch.root.records_energies)
+            call = Call(layer, found)
         elif (stacked := batches.stack(edges, rows)) is not None:
-            found, columns = stacked
-            call = StackedCall(layer, layer.reading, found, found.batch.root.records_energies, columns)
-        if call is None:
+            call = StackedCall(layer, *stacked)
+        else:
             layer.uses_other_edges = True
             return None
         apply_memory(call, inputs, {})
@@ -216,10 +213,8 @@ class Propagate:
             return forward(*args, **kwargs)
 
     def _on_batch(self, found: Found, args: tuple, kwargs: Kwargs) -> Any:
-        assert self.reading is not None
-        root = found.batch.root
-        root.cache["seen"] = True
-        call = Call(self, self.reading, found, root.records_energies)
+        found.batch.root.cache["seen"] = True
+        call = Call(self, found)
         for t in (*args, *kwargs.values()) if found.columns is None else ():
             if is_edge_index(t) and call.align(t) is not None:
                 batches.alias(t, found)  # the next layer finds the batch by them

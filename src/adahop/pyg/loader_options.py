@@ -1,4 +1,4 @@
-"""From the arguments of PyG's NeighborLoader to a graph and a node-wise sampler; what is not supported is refused."""
+"""The arguments of PyG's NeighborLoader, made a graph and a node-wise sampler; what is not supported is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +33,12 @@ from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
 from adahop.pyg.cache import feature_tables, move_except
+from adahop.pyg.hops import AnyData
 from adahop.pyg.rows import row_dtype
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.storage import storage_in
 from adahop.typed import Relation, Types
 
-AnyData = TypeVar("AnyData", Data, HeteroData)
 ESTIMATORS = ("plain", "snapshot", "history")
 SUBGRAPHS = ("directional", "bidirectional", "induced")
 USER_SEEDS = 1 << 32  # seeds of users are below, as numpy takes no others; torch's own first one is random and above
