@@ -47,7 +47,7 @@ class NodeRows:
 
     @property
     def bytes(self) -> int:
-        return self.value.nbytes + (0 if self.scale is None else self.scale.nbytes)
+        return sum(t.nbytes for t in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"value": self.value} if self.scale is None else {"value": self.value, "scale": self.scale}

@@ -57,15 +57,11 @@ class PropagateRecord:
             assert self.used is not None
             edges, used = whole_graph.edge_index.to(self.used.device), self.used
             aligned = align(edges, used, nodes=max(whole_graph.num_nodes), bipartite=whole_graph.bipartite)
-            edge = used.new_full((edges.shape[1],), -1)
-            loop = used.new_full((whole_graph.num_nodes[1],), -1)
+            edge, loop = (used.new_full((n,), -1) for n in (edges.shape[1], whole_graph.num_nodes[1]))
             if aligned is not None:
                 which, loops = torch.arange(used.shape[1], device=used.device), whole_graph.is_loop(used)
+                edge = aligned.put(which + 1, edges.shape[1]) - 1
                 loop[used[0, loops]] = which[loops]
-                if aligned.columns is None:
-                    edge[aligned.start : aligned.start + aligned.num_aligned] = which[: aligned.num_aligned]
-                else:
-                    edge[aligned.columns[aligned.columns >= 0]] = which[aligned.columns >= 0]
             self._places = edge, loop
         return self._places
 

@@ -157,16 +157,14 @@ class Propagate:
         """Whether its sums are reduced to the size of the drawn."""
         return bool(self.sums_as_drawn) and self.reading is not None and self.reading.factor == "sum"
 
-    @property
-    def takes_weight(self) -> bool:
-        return "edge_weight" in inspect.signature(self.original_forward).parameters
-
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="adahop finds a layer's batch by the memory of its tensors, outside of compiled code: "
         "pass torch.compile(model) without fullgraph=True"
     )
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        edge_weight = kwargs.pop("edge_weight", None) if "edge_weight" in kwargs and not self.takes_weight else None
+        edge_weight = None
+        if "edge_weight" in kwargs and "edge_weight" not in inspect.signature(self.original_forward).parameters:
+            edge_weight = kwargs.pop("edge_weight")
         if self.conv.explain:
             return self.original_forward(*args, **kwargs)
         values = (*args, *kwargs.values())
