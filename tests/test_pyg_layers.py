@@ -19,7 +19,7 @@ from torch_geometric.utils import add_self_loops, dropout_edge, scatter
 import adahop
 from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, batches, inference, scale_messages, scaled
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import propagate_of
 from adahop_lab import audit
 from adahop_lab.audit import Bias, Mixed, OwnAggregate, OwnMean, OwnSoftmax, SharedLayer, TutorialGCN, TwoPropagates
 
@@ -355,7 +355,7 @@ def test_what_can_be_scaled_is_and_the_rest_is_named(aggr):
                 model(batch.x, batch.edge_index).sum().backward()
         loader.state_dict()
     assert len(said) == 1
-    assert not scale_of(model.one).reading.left_alone and scale_of(model.two).reading.left_alone
+    assert not propagate_of(model.one).reading.left_alone and propagate_of(model.two).reading.left_alone
     learnt = loader.sampler.policy.log_weight
     assert learnt[0].any() and not learnt[1].any()  # draws of the hop that is left alone stay uniform
 
@@ -469,7 +469,7 @@ def test_copies_and_saved_models_carry_no_data():
     saved.seek(0)
     for other in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
         assert torch.equal(other(batch.x, batch.edge_index)[:1].isfinite(), torch.ones(1, 3, dtype=torch.bool))
-        ours = scale_of(other.convs[0])
+        ours = propagate_of(other.convs[0])
         assert ours.conv is other.convs[0] and ours.memory is None and ours.call is None
         assert torch.equal(other.eval()(data.x, data.edge_index), model.eval()(data.x, data.edge_index))
 
@@ -485,7 +485,7 @@ def test_a_loader_per_epoch_leaves_nothing_behind():
         modules = list(model.modules())
         hooks.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules))
     assert len(set(hooks)) == 1
-    watched = [__import__("weakref").ref(loader._snapshots), __import__("weakref").ref(loader)]
+    watched = [__import__("weakref").ref(loader._memory), __import__("weakref").ref(loader)]
     del loader, batch
     gc.collect()
     assert [w() for w in watched] == [None, None] and batches.in_use() <= 1
@@ -589,7 +589,7 @@ def test_normalised_weights_are_no_large_sums():
     model = scale_messages(pyg.GraphConv(6, 4))
     for batch in AdaptiveNeighborLoader(data, [4], [0], method="graphsage", estimator="plain", replace=False):
         model(batch.x, batch.edge_index, batch.edge_weight)
-    assert scale_of(model).small is False
+    assert propagate_of(model).sums_as_drawn is False
 
 
 def test_a_model_of_many_sums_says_it_once():
@@ -633,7 +633,7 @@ def test_a_batch_norm_inside_a_layer_and_a_layer_used_twice_with_a_snapshot():
     loader = loader_of(data, 2, hops=2, estimator="snapshot")
     loader.learn(model)
     whole = inference(model, data)
-    assert len(loader._snapshots.kept[scale_of(model.conv)]) == 2
+    assert len(loader._memory.forwards[propagate_of(model.conv)]) == 2
     for batch in loader:
         assert off(model(batch.x, batch.edge_index), whole) < 1e-5
 

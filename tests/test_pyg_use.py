@@ -145,15 +145,15 @@ def test_node_loader_is_as_good_as_the_loader(estimator):
     for _ in range(3):
         assert steps(model, loader) == steps(other, theirs)
     assert torch.equal(loader.sampler.policy.square, sampler.sampler.policy.square)
-    assert (sampler._snapshots is not None) == (estimator == "snapshot")
+    assert (sampler._memory is not None) == (estimator == "snapshot")
 
 
 def test_a_snapshot_behind_node_loader_is_renewed_once_per_epoch(monkeypatch):
     data = messy_data()
     sampler, model = AdaptiveSampler(data, [3, 2], seed=1), net()
     sampler.learn(model)
-    made, plain = [], sampler._snapshots.renew
-    monkeypatch.setattr(sampler._snapshots, "renew", lambda: made.append(1) or plain())
+    made, plain = [], sampler._memory.begin_epoch
+    monkeypatch.setattr(sampler._memory, "begin_epoch", lambda: made.append(1) or plain())
     for _ in range(4):
         steps(model, NodeLoader(data, sampler, batch_size=8, shuffle=True, transform=sampler.attach))
     assert len(made) == 4

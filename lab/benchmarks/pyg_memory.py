@@ -96,7 +96,7 @@ class Training:
         out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
         self.model.train()
         if self.loader.estimator == "history":
-            self.loader._snapshots._pending.clear()
+            self.loader._memory._pending.clear()
         return float((out - exact).square().sum() / exact.square().sum())
 
 
@@ -193,12 +193,12 @@ def big(args: argparse.Namespace) -> None:
 def filled(runs: dict[str, Training]) -> None:
     """What a run comes to after an epoch or two: all sums that never change are known, all rows seen."""
     for run in runs.values():
-        memory = run.loader._snapshots
+        memory = run.loader._memory
         if run.loader.estimator != "history" or not memory.refresh:
             continue
         usual, memory.refresh = memory.refresh, 1 << 15
         while not memory.round:
-            memory.before_batch(memory.whole)
+            memory.begin_batch(memory.whole_graph)
         memory.refresh = usual
         memory.spent = dict.fromkeys(memory.spent, 0.0)
         memory.steps = 0

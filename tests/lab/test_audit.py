@@ -108,5 +108,5 @@ def test_the_audit_sees_a_layer_that_is_scaled_wrongly(monkeypatch):
     monkeypatch.setattr(probe, "reading_of", right)
     own = Case("own", lambda: Divides(audit.WIDTH, 4, aggr="sum"), case.call)
     assert audit.audit(own, 100).holds
-    monkeypatch.setattr(probe, "reading_of", lambda *args: right(*args)._replace(whole=True))
+    monkeypatch.setattr(probe, "reading_of", lambda *args: right(*args)._replace(sums_match=True))
     assert "snapshot" in " ".join(audit.audit(own, 100).breaches)

@@ -318,7 +318,7 @@ def test_a_cache_of_typed_data(alike):
         assert all(equal(a, b) and places(a) == {ELSEWHERE} for a, b in zip(loader, want, strict=True))
         total = sum(data[kind].x.nbytes for kind in data.node_types)
         assert 0.45 * total < loader.cache.bytes <= 0.5 * total and 0.5 < loader.hit_rate() < 1.0
-        assert len(loader.cache.near["topic", "x"][0]) == 0  # its nodes are reached from no paper
+        assert len(loader.cache.copies["topic", "x"][0]) == 0  # its nodes are reached from no paper
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -349,7 +349,7 @@ def test_expected_reads_are_the_share_of_batches_that_read_a_node(words):
 def test_the_rows_most_likely_to_be_read_are_near():
     loader = loader_of("cpu", method="graphsage", cache=0.25)
     often = expected_reads(loader.sampler, loader.nodes, loader.batch_size)
-    near = loader.cache.near[None, "x"][1] >= 0
+    near = loader.cache.copies[None, "x"][1] >= 0
     assert int(near.sum()) == 15 and float(often[near].min()) >= float(often[~near].max())
     list(loader)
     rate = loader.hit_rate()

@@ -15,8 +15,8 @@ from torch_geometric.loader import NodeLoader
 from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, batches, scale_messages, scaled
 from adahop.pyg.align import align
+from adahop.pyg.call import deviation
 from adahop.pyg.feedback import energies
-from adahop.pyg.wrap import deviation
 from conftest import messy_edges
 
 CONVS = {
@@ -54,10 +54,10 @@ def messy_data(nodes: int = 60) -> Data:
 
 def noted(model, batch, loader) -> list[torch.Tensor]:
     """The energies of a forward, one tensor per block."""
-    drawn = batches.of(batch)
-    drawn.listens = True
+    drawn = batches.batch_of(batch)
+    drawn.records_energies = True
     model(batch.x, batch.edge_index)
-    return energies(drawn, drawn.rounds, loader.sampler)[1]
+    return energies(drawn, drawn.energies, loader.sampler.graph.device)[1]
 
 
 def by_hand(conv, x, batch) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 
 from adahop import ops
 from adahop.pyg import AdaptiveNeighborLoader, batches, fused, inference, scale_messages
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import propagate_of
 from conftest import messy_edges
 
 KINDS = {
@@ -61,7 +61,7 @@ def trained(kind, estimator, by_messages, monkeypatch, disjoint=False):
     loader.learn(model)
     with monkeypatch.context() as patch:
         if by_messages:
-            patch.setattr(fused, "rows_of", lambda call, kwargs: None)
+            patch.setattr(fused, "source_rows", lambda call, kwargs: None)
         update = loader.sampler.update
         patch.setattr(loader.sampler, "update", lambda b, e: (found.append([t.clone() for t in e]), update(b, e)))
         for _ in range(2):
@@ -83,7 +83,7 @@ def trained(kind, estimator, by_messages, monkeypatch, disjoint=False):
 def test_the_same_as_with_messages(kind, estimator, monkeypatch):
     found, model = trained(kind, estimator, False, monkeypatch)
     plain, _ = trained(kind, estimator, True, monkeypatch)
-    assert scale_of(model.one).reading.times == ("value" if kind == "transformer" else "x")
+    assert propagate_of(model.one).reading.row_argument == ("value" if kind == "transformer" else "x")
     assert len(found) == len(plain) >= 10
     for got, want in zip(found, plain, strict=True):
         for a, b in zip(got, want, strict=True):
@@ -134,7 +134,7 @@ def test_only_a_coefficient_times_x(kind, times):
     scale_messages(conv)
     batch = next(iter(AdaptiveNeighborLoader(the_data(), [2], batch_size=20)))
     conv(batch.x, batch.edge_index)
-    assert scale_of(conv).reading.times == times
+    assert propagate_of(conv).reading.row_argument == times
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gcn plain", "sage", "gat"])
@@ -180,7 +180,7 @@ def test_gradients_of_gradients():
         conv = scale_messages(pyg.GATConv(4, 3))
         with pytest.MonkeyPatch.context() as patch:
             if by_messages:
-                patch.setattr(fused, "rows_of", lambda call, kwargs: None)
+                patch.setattr(fused, "source_rows", lambda call, kwargs: None)
             x = batch.x.clone().requires_grad_()
             out = conv(x, batch.edge_index)
         (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
@@ -254,5 +254,5 @@ def test_the_pass_is_recorded_once_per_tensor():
     loader = AdaptiveNeighborLoader(data, [2, 2], batch_size=20)
     loader.learn(model)
     inference(model, data)
-    one, two = loader._snapshots.kept[scale_of(model.two)][0].passes[0].node["x"]
+    one, two = loader._memory.forwards[propagate_of(model.two)][0].passes[0].node["x"]
     assert one is two

@@ -14,7 +14,7 @@ from torch_geometric.utils import trim_to_layer
 from adahop.checks import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, CSVLog, callback, inference, scale_messages
 from adahop.pyg.root import Root
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import propagate_of
 
 CITES, WRITES, ABOUT, REV = (
     ("paper", "cites", "paper"),
@@ -507,9 +507,9 @@ def test_the_loader_makes_the_pass_itself(name):
     assert loader.estimator == "snapshot"
     for _ in range(2):
         steps(loader, model, call)
-    memory = loader._snapshots
-    assert memory.passed > 0 and not memory.warned and loader.memory_cost()["bytes"] > 0
-    assert all(memory.kept.get(layer) for layer in memory.layers.values())
+    memory = loader._memory
+    assert memory.pass_seconds > 0 and not memory.warned and loader.memory_cost()["bytes"] > 0
+    assert all(memory.forwards.get(layer) for layer in memory.layers.values())
 
 
 def test_with_a_snapshot_a_layer_is_right_on_average():
@@ -586,7 +586,7 @@ def test_layers_of_dictionaries_are_scaled_and_listened_to(kind):
     before = states(loader)
     steps(loader, model)
     after = states(loader)
-    assert {str(scale_of(conv).reading) for conv in model.convs} == {"softmax"}
+    assert {str(propagate_of(conv).reading) for conv in model.convs} == {"softmax"}
     assert all(not torch.equal(before[r], after[r]) for r in (CITES, WRITES, REV))
     if kind is HANConv:  # its weights of relations depend on the nodes at hand, its sums do not
         return
@@ -614,7 +614,7 @@ def test_trimmed_dictionaries():
             x, edges, _ = trim_to_layer(i, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
             x = {k: v.tanh() for k, v in conv(x, edges).items()}
         assert torch.allclose(x["paper"][: own.batch_size], want[own.input_id], atol=1e-5)
-    assert not any(scale_of(conv).elsewhere for conv in model.convs)
+    assert not any(propagate_of(conv).uses_other_edges for conv in model.convs)
 
 
 # --- besides ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch_geometric.utils import degree, trim_to_layer
 from adahop import InputError
 from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, inference, scale_messages
 from adahop.pyg.rows import NodeRows
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import propagate_of
 from adahop.storage import Files
 from conftest import messy_edges
 
@@ -82,18 +82,18 @@ def loader_of(data: Data, k: int, model: nn.Module, hops: int = 2, **more) -> Ad
 
 
 def passes_of(loader):
-    return [p for forwards in loader._snapshots.kept.values() for f in forwards for p in f.passes]
+    return [p for forwards in loader._memory.forwards.values() for f in forwards for p in f.passes]
 
 
-def shaken(loader, seed: int = 5, trust: float = 0.8) -> None:
+def shaken(loader, seed: int = 5, weight: float = 0.8) -> None:
     """Any state of the memory: rows of noise, trusted all the same."""
-    memory, g = loader._snapshots, torch.Generator().manual_seed(seed)
-    memory.settle()
-    for forwards in memory.kept.values():
-        for past in (p for f in forwards for p in f.every()):
-            for rows in past.rows.values():
+    memory, g = loader._memory, torch.Generator().manual_seed(seed)
+    memory.write_pending()
+    for forwards in memory.forwards.values():
+        for history in (p for f in forwards for p in (*f.passes, *f.updates)):
+            for rows in history.rows.values():
                 rows.write(torch.arange(60), torch.randn(60, *rows.shape, generator=g))
-            past.dots = [trust, 1.0]
+            history.dots = [weight, 1.0]
 
 
 def seen(loader, model, data) -> None:
@@ -118,8 +118,8 @@ def test_with_every_neighbour_it_is_the_whole_graph(kind, dtype):
         shaken(loader, i)
         out = model(batch.x, batch.edge_index, batch.edge_attr)[: batch.batch_size]
         torch.testing.assert_close(out, exact[batch.n_id[: batch.batch_size]], atol=1e-5, rtol=1e-5)
-        used += loader._snapshots.spent["read"] > 0
-    assert used == 3 and not any(f.why for fs in loader._snapshots.kept.values() for f in fs)
+        used += loader._memory.spent["read"] > 0
+    assert used == 3 and not any(f.why for fs in loader._memory.forwards.values() for f in fs)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_right_on_average_whatever_is_remembered(kind, dtype):
     for batch in loader:
         model(batch.x, batch.edge_index)
     shaken(loader)
-    state = loader._snapshots.state()
+    state = loader._memory.state()
     exact, outs = inference(model, data), []
     assert passes_of(loader)[0].rows
     kept = copy.deepcopy(state)
     with torch.no_grad():
         for _ in range(100):
-            loader._snapshots.restore(kept)  # the same state, another draw
+            loader._memory.restore(kept)  # the same state, another draw
             outs += [model(b.x, b.edge_index) for b in loader]
-            loader._snapshots._pending.clear()
+            loader._memory._pending.clear()
     got = torch.stack(outs)
     plain = got.var(0).mean()
     assert plain > 1e-4  # noise was left to chance
@@ -158,7 +158,7 @@ def test_rows_that_are_up_to_date_leave_nothing_to_chance(kind):
     loader = loader_of(data, 2, model)
     seen(loader, model, data)
     exact = inference(model, data)  # heard: all rows are taken
-    assert all(p.trust == 1.0 for p in passes_of(loader))
+    assert all(p.cv_weight == 1.0 for p in passes_of(loader))
     for batch in loader:
         out = model(batch.x, batch.edge_index, batch.edge_attr)[: batch.batch_size]
         torch.testing.assert_close(out, exact[batch.n_id[: batch.batch_size]], atol=1e-4, rtol=1e-4)
@@ -172,11 +172,11 @@ def test_the_oldest_are_renewed_in_turn(kind):
     for _ in range(12):
         for batch in loader:
             model(batch.x, batch.edge_index, batch.edge_attr)
-            loader._snapshots._pending.clear() if loader._snapshots.steps else None  # the renewal alone writes
+            loader._memory._pending.clear() if loader._memory.steps else None  # the renewal alone writes
     model.eval()
     exact = inference(model, data)
     again = loader_of(data, 2, copy.deepcopy(model))
-    seen(again, model2 := again._snapshots.model, data)
+    seen(again, model2 := again._memory.model, data)
     inference(model2.eval(), data)
     for a, b in zip(passes_of(loader), passes_of(again), strict=True):
         for name in a.rows:
@@ -266,7 +266,9 @@ def test_a_layer_used_twice_has_two():
     loader = loader_of(data, -1, model)
     for batch in loader:
         model(batch.x, batch.edge_index)
-    assert [p.level for p in passes_of(loader)] == [0, 1] and len(loader._snapshots.kept[scale_of(model.conv)]) == 2
+    assert [p.level for p in passes_of(loader)] == [0, 1] and len(
+        loader._memory.forwards[propagate_of(model.conv)]
+    ) == 2
     exact = inference(model, data)
     for batch in loader:
         shaken(loader)
@@ -363,7 +365,7 @@ def test_where_it_cannot_it_says_so_and_the_draws_stay_right(why):
     assert len(told) == (0 if why == "left alone" else 1), told
     if told:
         assert "layer 'one'" in told[0] and "goes without a history" in told[0]
-    assert loader._snapshots.refresh == 0
+    assert loader._memory.refresh == 0
 
 
 @pytest.mark.parametrize("kind", FOUR)
@@ -415,13 +417,13 @@ def test_a_run_goes_on_from_its_state(dtype):
     again.load_state_dict(weights)
     other.load_state_dict(state)
     other.learn(scale_messages(again))
-    assert other._snapshots.steps == 3 and other._snapshots.bytes == loader._snapshots.bytes
+    assert other._memory.steps == 3 and other._memory.bytes == loader._memory.bytes
     torch.testing.assert_close(trained(other, again, 1), trained(*restored(data, state, weights, more), 1))
     wrong = loader_of(data, 2, pyg.GraphSAGE(4, 3, 1))
     wrong.learn(None)
     wrong.load_state_dict(state)
     wrong.learn(scale_messages(pyg.GraphSAGE(4, 3, 1)))  # of another model: nothing of it fits
-    assert not wrong._snapshots.kept
+    assert not wrong._memory.forwards
 
 
 def restored(data, state, weights, more):
@@ -479,11 +481,11 @@ def test_in_files(tmp_path):
         model = Net("gcn")
         loader = loader_of(data, 2, model, history_refresh=5, history_dtype=torch.float16)
         if storage is not None:
-            loader._snapshots.storage = storage
+            loader._memory.storage = storage
         outs.append(trained(loader, model, 2))
     torch.testing.assert_close(*outs, atol=0, rtol=0)
     loader = loader_of(data, 2, Net("gcn"), history_dir=tmp_path / "rows")
-    assert isinstance(loader._snapshots.storage, Files) and (tmp_path / "rows").is_dir()
+    assert isinstance(loader._memory.storage, Files) and (tmp_path / "rows").is_dir()
 
 
 def test_rows_in_8_bits_are_within_half_a_step():
@@ -549,4 +551,4 @@ def test_behind_pyg_s_node_loader():
     for _ in range(2):
         for batch in NodeLoader(data, sampler, transform=sampler.attach, batch_size=20):
             model(batch.x, batch.edge_index, batch.edge_attr).sum().backward()
-    assert sampler._snapshots.steps == 5 and all(p.trust > 0 for p in passes_of(sampler))
+    assert sampler._memory.steps == 5 and all(p.cv_weight > 0 for p in passes_of(sampler))

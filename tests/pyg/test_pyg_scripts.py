@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, GCNConv, GraphSAGE
 from torch_geometric.utils import scatter
 
 from adahop.pyg import AdaptiveNeighborLoader, callback, inference
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import propagate_of
 
 NODES, EPOCHS = 90, 4
 ESTIMATORS = ("plain", "snapshot")
@@ -182,8 +182,8 @@ def test_an_average_of_the_model(plain):
     assert train(model, plain[0], after=update).same(plain[1])
     scores = [float(o.detach()) for o in outs if o is not None]
     assert scores[-1] < 0.8 * scores[0]
-    assert scale_of(average.module.convs[0]) is None  # copied before the loader learnt from the model
-    late = scale_of(AveragedModel(model).module.convs[0])  # a copy of a model that was learnt from
+    assert propagate_of(average.module.convs[0]) is None  # copied before the loader learnt from the model
+    late = propagate_of(AveragedModel(model).module.convs[0])  # a copy of a model that was learnt from
     assert late.conv is not model.convs[0] and late.memory is None
 
 

@@ -16,7 +16,7 @@ from torch_geometric.utils import trim_to_layer
 from adahop import InputError
 from adahop.pyg import AdaptiveNeighborLoader, inference, scale_messages
 from adahop.pyg import snapshot as room
-from adahop.pyg.wrap import scale_of
+from adahop.pyg.wrap import propagate_of
 from conftest import messy_edges
 
 LAYERS = {
@@ -163,7 +163,7 @@ def test_right_on_average_and_closer(kind):
         inference(model, data)
         moved(model)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(room.Snapshots, "renew", lambda self: None)
+            patch.setattr(room.Snapshots, "begin_epoch", lambda self: None)
             outs = torch.stack([model(b.x, b.edge_index) for _ in range(400) for b in loader])  # all nodes, in order
         loader.learn(None)
         error = (outs.mean(0) - inference(model, data)).abs()
@@ -221,7 +221,7 @@ def test_a_pass_in_inference_mode_serves_training():
         with torch.inference_mode():
             inference(model, data)
     assert model.one.lin.weight.grad.abs().sum() > 0
-    assert loader._snapshots.kept[scale_of(model.two)][0].passes[0].total.is_inference()
+    assert loader._memory.forwards[propagate_of(model.two)][0].passes[0].total.is_inference()
 
 
 def test_feedback_remembers_from_its_second_epoch():
@@ -311,7 +311,7 @@ def test_a_checkpoint_names_the_data_s_own_tensors():
     again.load_state_dict(loader.state_dict())
     assert again.state_dict()["snapshots"] is not None  # kept until a model comes
     again.learn(model)
-    kept, own = (s._snapshots.kept[scale_of(model.one)][0].passes[0] for s in (again, loader))
+    kept, own = (s._memory.forwards[propagate_of(model.one)][0].passes[0] for s in (again, loader))
     assert kept.node["x"][0] is data.x and torch.equal(kept.total, own.total)
 
 
@@ -340,7 +340,7 @@ def test_a_checkpoint_of_a_part_of_the_features_and_of_another_model():
     other = AdaptiveNeighborLoader(data, [2], batch_size=20)
     other.load_state_dict(state)
     other.learn(scale_messages(pyg.GraphSAGE(4, 3, 1)))  # nothing of it fits, so the next pass decides
-    assert not other._snapshots.fresh
+    assert not other._memory.fresh
 
 
 def test_which_estimator():

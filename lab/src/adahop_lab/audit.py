@@ -34,7 +34,7 @@ from torch_geometric.utils import add_self_loops, degree, softmax
 
 from adahop.errors import InputError
 from adahop.pyg import AdaptiveNeighborLoader, inference, scale_messages
-from adahop.pyg.wrap import layers_of, scale_of
+from adahop.pyg.wrap import layers_of, propagate_of
 
 NODES, EDGES, SEEDS, WIDTH, BATCHES, K = 60, 540, 8, 6, 2000, 3
 COPIES = 200  # batches at once, at most
@@ -490,9 +490,9 @@ def exactly(case: Case) -> LayerResult:
     ours, theirs = (case.call(m, batch)[:SEEDS] for m in (model, plain))
     layers = [
         (one, one.reading) for m in layers_of(model).values()
-        if (one := scale_of(m)) is not None and one.reading is not None
+        if (one := propagate_of(m)) is not None and one.reading is not None
     ]  # fmt: skip
-    left = [one.elsewhere or reading.left_alone for one, reading in layers]
+    left = [one.uses_other_edges or reading.left_alone for one, reading in layers]
     said = {"left as it is" if alone else str(reading) for (_, reading), alone in zip(layers, left, strict=True)}
     mixed = any(left) and not all(left)
     reference = theirs if all(left) or case.of_batch else whole
@@ -540,7 +540,7 @@ def _learnt(case: Case, loader: AdaptiveNeighborLoader, data: Data | HeteroData,
     _move(model)
     for _ in range(lessons):
         case.call(model, loader(at))
-        loader._take_back()
+        loader._update_from_open()
     return model
 
 
@@ -575,9 +575,9 @@ def _layer_by_layer(case: Case, data: Data, model: nn.Module, plain: nn.Module) 
 
     def check(name: str) -> Callable[..., None]:
         def hook(conv: nn.Module, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
-            ours, own = scale_of(conv), layers_of(plain)[name]
+            ours, own = propagate_of(conv), layers_of(plain)[name]
             assert ours is not None and ours.reading is not None
-            if ours.elsewhere or ours.reading.left_alone:
+            if ours.uses_other_edges or ours.reading.left_alone:
                 apart.append(_far(out, own(*args, **kwargs)))
                 return
             full = own(*whole(args), **{k: whole(v) for k, v in kwargs.items()})

@@ -21,10 +21,19 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.base import NegativeSampling, SubgraphType
 
 from adahop.checks import InputError, KindError, flag, node_ids
-from adahop.graph import Graph
-from adahop.pyg.feedback import Cut, Learner
-from adahop.pyg.hops import Hops, draw_hops, weigh, weigh_typed
-from adahop.pyg.source import estimator_of, history_of, hops_of, node_sampler, pyg_options, seed_of, source, subgraph_of
+from adahop.pyg.feedback import Learner
+from adahop.pyg.hops import AnyData, Hops, add_scale, draw_hops
+from adahop.pyg.loader_options import (
+    data_and_graph,
+    estimator_of,
+    history_options,
+    node_sampler,
+    num_neighbors_of,
+    pyg_options,
+    seed_of,
+    subgraph_of,
+    without_graph,
+)
 from adahop.samplers import NeighborSampler
 from adahop.typed import Relation
 
@@ -66,32 +75,24 @@ class AdaptiveSampler(Learner, BaseSampler):
         device: torch.device | str | None = None,
         **options: Any,
     ):
-        self.data, graph = source(data, device)
+        self.data, graph = data_and_graph(data, device)
         rest = pyg_options(options, type(self).__init__)
+        seed = seed_of(seed, generator)
         self.sampler = node_sampler(
-            self.data,
-            graph,
-            num_neighbors,
-            method,
-            seed_of(seed, generator),
-            replace,
-            weight_attr,
-            sampler,
-            device,
-            **rest,
+            self.data, graph, num_neighbors, method, seed, replace, weight_attr, sampler, device, **rest
         )
         self.estimator = estimator_of(estimator, method, weight_attr, sampler, graph.types)
         self.noise = noise
-        self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, REFRESH)
+        self._history_options = history_options(self.estimator, history_dtype, history_dir, history_refresh, REFRESH)
         self.disjoint = flag(disjoint, "disjoint")
-        self._kind = subgraph_of(subgraph_type, disjoint, graph.types)
+        self._subgraph = subgraph_of(subgraph_type, disjoint, graph.types)
         self._drawn: Hops | None = None
-        self._seen = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)  # seeds ever
-        self._since = 0  # how many came since a renewal
+        self._seen = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)  # whether a node was a seed
+        self._since = 0  # how many seeds there were since an epoch began
 
     @property
     def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
-        return hops_of(self.sampler)
+        return num_neighbors_of(self.sampler)
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
         graph = self.sampler.graph
@@ -101,26 +102,26 @@ class AdaptiveSampler(Learner, BaseSampler):
             raise InputError("`inputs` must be plain node ids, as the data has no node types, got a node type")
         if graph.types is not None and inputs.input_type is None:
             raise InputError("`inputs` must have a node type, as the data is a HeteroData, got none")
-        self._take_back()
+        self._update_from_open()
         if graph.types is not None:
             seeds = graph.ids((inputs.input_type, inputs.node), "inputs")
         else:
             seeds = node_ids(inputs.node, graph.num_nodes, "inputs")
         seeds = seeds.to(graph.device)
-        self._renew(seeds)
-        self._drawn = draw_hops(self.sampler, seeds, self.disjoint, self._kind)
+        self._notice_epoch(seeds)
+        self._drawn = draw_hops(self.sampler, seeds, self.disjoint, self._subgraph)
         return self._drawn.output(inputs.input_id, inputs.time)
 
-    def _renew(self, seeds: Tensor) -> None:
-        """A new snapshot per epoch, which begins where a seed comes again after as many as were ever seen.
+    def _notice_epoch(self, seeds: Tensor) -> None:
+        """An epoch begins where a seed comes again after as many seeds as there are, as far as is known.
 
         No loader says when an epoch begins. Seeds drawn with replacement come again early: the passes over the data
         that this costs are each twice as far apart as the one before, until an epoch lies between.
         """
         again = bool(self._seen[seeds].any())
         self._seen[seeds] = True
-        if self._snapshots is not None and (self._since == 0 or (again and self._since >= int(self._seen.sum()))):
-            self._snapshots.renew()
+        if self._memory is not None and (self._since == 0 or (again and self._since >= int(self._seen.sum()))):
+            self._memory.begin_epoch()
             self._since = 0
         self._since += seeds.numel()
 
@@ -133,34 +134,18 @@ class AdaptiveSampler(Learner, BaseSampler):
     def edge_permutation(self) -> None:
         return None
 
-    def attach(self, batch: Cut) -> Cut:
+    def attach(self, batch: AnyData) -> AnyData:
         """The transform that completes a batch of NodeLoader; it must be the one drawn last."""
-        if isinstance(batch, HeteroData):
-            return self._attach_typed(batch)
-        if self._drawn is None or not _same(batch.edge_index, self._drawn.edge_index):
+        if self._drawn is None or not _is_drawn(batch, self._drawn):
             raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
-        if isinstance(batch.to_dict().get("graph"), Graph):  # our own data sets; their graph must not travel along
-            batch = Data.from_dict({k: v for k, v in batch.to_dict().items() if k != "graph"})
-        return self._hand_out(weigh(batch, self._drawn), self._drawn)
-
-    def _attach_typed(self, batch: HeteroData) -> HeteroData:
-        typed = None if self._drawn is None else self._drawn.typed
-        if (
-            self._drawn is None
-            or typed is None
-            or not all(_same(batch[r].edge_index, e) for r, e in typed.edge_index.items())
-        ):
-            raise InputError("`batch` must be the one drawn last, got another; set num_workers=0")
-        if isinstance(batch.to_dict()["_global_store"].get("graph"), Graph):
-            batch = HeteroData.from_dict({k: v for k, v in batch.to_dict().items() if k != "_global_store"})
-        return self._hand_out(weigh_typed(batch, self._drawn), self._drawn)
+        return self._hand_out(add_scale(without_graph(batch)[0], self._drawn), self._drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned and remembered, and how far the epoch is; where its loader stands is not known."""
-        self._take_back()
+        self._update_from_open()
         return {
             "sampler": copy.deepcopy(self.sampler.state_dict()),
-            "snapshots": self._found if self._snapshots is None else self._snapshots.state(),
+            "snapshots": self._memory_state if self._memory is None else self._memory.state(),
             "seen": self._seen.clone(),
             "since": self._since,
         }
@@ -174,9 +159,14 @@ class AdaptiveSampler(Learner, BaseSampler):
             return
         self.sampler.load_state_dict(state["sampler"])
         self._seen.copy_(state["seen"])
-        self._since, self._found = state["since"], state["snapshots"]
-        self._remember(None if self._snapshots is None else self._snapshots.model)
+        self._since, self._memory_state = state["since"], state["snapshots"]
+        self._set_memory(None if self._memory is None else self._memory.model)
 
 
-def _same(given: Tensor, drawn: Tensor) -> bool:
-    return torch.equal(given, drawn.to(given.device))
+def _is_drawn(batch: Data | HeteroData, hops: Hops) -> bool:
+    """Whether a batch has the edges that were drawn."""
+    if isinstance(batch, HeteroData):
+        pairs = [] if hops.typed is None else [(batch[r].edge_index, e) for r, e in hops.typed.edge_index.items()]
+    else:
+        pairs = [(batch.edge_index, hops.edge_index)]
+    return bool(pairs) and all(torch.equal(edges, drawn.to(edges.device)) for edges, drawn in pairs)

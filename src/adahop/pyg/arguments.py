@@ -1,41 +1,57 @@
-"""What layers pass to `propagate` and `edge_updater`: whose rows they are, and some of them."""
+"""What layers pass to `propagate` and `edge_updater`: which arguments have rows of nodes, and of which nodes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from adahop.pyg.align import Aligned
-
 CLOSE = 1e-4
+Kwargs = dict[str, Any]  # arguments by name
+NodeArguments = dict[str, set[str]]  # see `node_arguments`
 
 
-def are_edges(value: Any) -> bool:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        return False
-    return value.dim() == 2 and value.shape[0] == 2 and not value.is_floating_point()
-
-
-def lifted(conv: MessagePassing, which: str = "_user_args") -> dict[str, set[str]]:
-    """The arguments of `propagate` (or `edge_updater`) that nodes have, and whether sources (j) or targets (i) do."""
-    found: dict[str, set[str]] = {}
+def node_arguments(conv: MessagePassing, which: str = "_user_args") -> NodeArguments:
+    """The node-level arguments of `propagate` (or `edge_updater`), each with the ends of an edge whose rows `message`
+    reads: "j" for sources, "i" for targets, as in PyG's `x_j` and `x_i`.
+    """
+    found: NodeArguments = {}
     for name in getattr(conv, which):
         if name.endswith(("_i", "_j")) and name[:-2] not in ("edge_index", "size"):
             found.setdefault(name[:-2], set()).add(name[-1])
     return found
 
 
-def ends(conv: MessagePassing, which: str = "_user_args") -> dict[str, int]:
-    """Per argument that nodes have, whether one tensor of it has rows of sources (0) or of targets (1).
+def node_sides(conv: MessagePassing, which: str = "_user_args") -> dict[str, int]:
+    """Per node-level argument, whether a single tensor has rows of sources (0) or of targets (1).
 
-    Of two tensors the first has those of sources. What both sides have is of one type of nodes.
+    Of a pair, the first tensor has those of sources. Where both ends are read from one tensor, both are of one type.
     """
-    return {name: 0 if "j" in sides else 1 for name, sides in lifted(conv, which).items()}
+    return {name: 0 if "j" in sides else 1 for name, sides in node_arguments(conv, which).items()}
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among some values, and in tuples and lists of them."""
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, tuple | list):
+            yield from tensors_in(v)
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor, or a tuple of them, with each one changed; other values as they are."""
+    if isinstance(value, tuple | list):
+        return tuple(map_tensors(v, change) for v in value)
+    return change(value) if isinstance(value, Tensor) else value
 
 
 def sources_of(value: Any) -> Any:
@@ -46,47 +62,37 @@ def targets_of(value: Any) -> Any:
     return value[1] if isinstance(value, tuple | list) else value
 
 
-def rows_at(value: Any, at: Tensor) -> Any:
-    """Targets' rows at some places."""
+def target_rows(value: Any, at: Tensor) -> Any:
+    """A node-level argument with the targets' rows `at` alone."""
     if isinstance(value, tuple | list):
         return value[0], None if value[1] is None else value[1][at.to(value[1].device)]
     return value[at.to(value.device)] if isinstance(value, Tensor) else value
 
 
-def paired(sources: Tensor, now: Any, sides: set[str]) -> Any:
-    """Sources' rows beside the targets' own of now."""
-    if "i" not in sides and not isinstance(now, tuple | list):
+def replace_sources(value: Any, sources: Tensor, sides: set[str]) -> Any:
+    """A node-level argument with other rows of sources; those of targets stay, without a gradient."""
+    if "i" not in sides and not isinstance(value, tuple | list):
         return sources
-    target = targets_of(now)
+    target = targets_of(value)
     return sources, None if target is None else target.detach()
 
 
-def detached(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return tuple(detached(v) for v in value)
-    return value.detach() if isinstance(value, Tensor) else value
+def subtract(value: Any, previous: Any, weight: float) -> Any:
+    """value - weight * previous, of both tensors of a pair; one of which there is no previous stays as it is."""
+    if not isinstance(value, tuple | list):
+        return value - weight * previous
+    if value[0] is value[-1] and previous[-1] is not None:
+        return (value[0] - weight * previous[0],) * len(value)
+    return tuple(a if a is None or b is None else a - weight * b for a, b in zip(value, previous, strict=True))
 
 
-def less(now: Any, then: Any, trust: float) -> Any:
-    """Rows less what is trusted of those kept; a part that nothing is kept of stays as it is."""
-    if not isinstance(now, tuple | list):
-        return now - trust * then
-    if now[0] is now[-1] and then[-1] is not None:
-        return (now[0] - trust * then[0],) * len(now)
-    return tuple(a if a is None or b is None else a - trust * b for a, b in zip(now, then, strict=True))
-
-
-def per_edge(value: Any, edges: int) -> bool:
+def is_per_edge(value: Any, edges: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == edges
 
 
-def no_edges(kwargs: dict[str, Any], edges: int, node: Container[str]) -> dict[str, Any]:
-    """The arguments for no edge at all; those in `node` have rows of nodes."""
-    return {k: v[:0] if per_edge(v, edges) and k not in node else v for k, v in kwargs.items()}
-
-
-def pair(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
+def at_edges(kwargs: Kwargs, at: Tensor | slice, edges: int, node: Container[str]) -> Kwargs:
+    """The arguments for some of the edges; those in `node` are node-level."""
+    return {k: v[at] if is_per_edge(v, edges) and k not in node else v for k, v in kwargs.items()}
 
 
 def first_of_each(ids: Tensor) -> Tensor:
@@ -101,19 +107,9 @@ def close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and float((a - b).norm()) <= CLOSE * float(b.norm()) + 1e-12
 
 
-def some(place: Aligned, at: Tensor) -> Aligned:
-    """How some of the edges in use lie in the batch's."""
-    if place.at is None:
-        rest = at.new_full((place.edges - place.kept,), -1)
-        where = torch.cat([torch.arange(place.start, place.start + place.kept, device=at.device), rest])
-    else:
-        where = place.at
-    return Aligned(0, 0, at.numel(), where[at], place.share)
-
-
 @contextlib.contextmanager
-def still(model: nn.Module) -> Iterator[None]:
-    """Within, a layer or model is in evaluation: it drops nothing and counts nothing."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Within, a layer or model is in evaluation mode: no dropout, no running statistics."""
     training = [m for m in model.modules() if m.training]
     for m in training:
         m.training = False
@@ -125,8 +121,8 @@ def still(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alike(conv: MessagePassing) -> Iterator[None]:
-    """Within, the layer's own modules compute rows that are all alike once, and drop nothing."""
+def equal_rows_once(conv: MessagePassing) -> Iterator[None]:
+    """Within, the layer's submodules, in evaluation mode, compute an input whose rows are one expanded row once."""
 
     def once(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +138,7 @@ def alike(conv: MessagePassing) -> Iterator[None]:
     for m in inner:
         m.__dict__["forward"] = once(m.forward)
     try:
-        with still(conv):
+        with eval_mode(conv):
             yield
     finally:
         for m in inner:

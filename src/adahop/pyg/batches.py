@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,125 +15,21 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage
 
 from adahop.block import Block
-from adahop.graph import Graph
+from adahop.pyg.align import is_edge_index
+from adahop.pyg.arguments import tensors_in
+from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph, offsets
 from adahop.typed import Relation, TypedBatch
 
-
-class Whole:
-    """What a layer may ask about the whole graph while it sees a batch: sums over all in-edges of a node.
-
-    One per loader, or per relation of typed data, shared by its batches. Sums are formed when first asked for and kept.
-    """
-
-    bipartite = False  # whether sources and targets are of two types, so that equal numbers are no self-loop
-
-    def __init__(self, data: Data | EdgeStorage, graph: Graph, relation: Relation | None = None):
-        self.data, self.graph, self.relation = data, graph, relation
-        self.num_nodes = graph.num_nodes, graph.num_nodes  # sources and targets
-        if relation is not None:
-            assert graph.types is not None
-            many = graph.types.num_nodes
-            self.num_nodes, self.bipartite = (many[relation[0]], many[relation[2]]), relation[0] != relation[2]
-        self._sums: dict[tuple[str | None, int], tuple[Tensor, Tensor]] = {}
-        self._loops: dict[str | None, Tensor] = {}
-
-    @property
-    def edge_index(self) -> Tensor:
-        return self.data.edge_index
-
-    @property
-    def num_edges(self) -> int:
-        return self.edge_index.shape[1]
-
-    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
-        """[N] sums of the edge attribute `name` (None: of ones) over the in-edges (row 0: out-edges) of each node
-        without its self-loops, and over its self-loops alone.
-        """
-        if (name, row) not in self._sums:
-            at = self.edge_index[row]
-            value = torch.ones_like(at, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
-            loop = self.is_loop(self.edge_index)
-            none = value.new_zeros(self.num_nodes[row])
-            self._sums[name, row] = (
-                none.index_add(0, at, value.masked_fill(loop, 0)),
-                none.index_add(0, at, value.masked_fill(~loop, 0)),
-            )
-        return self._sums[name, row]
-
-    def is_loop(self, edges: Tensor) -> Tensor:
-        """[M] whether each of some edges is a self-loop."""
-        return torch.zeros_like(edges[0], dtype=torch.bool) if self.bipartite else edges[0] == edges[1]
-
-    def loops(self, name: str | None = None) -> Tensor:
-        """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
-        if name not in self._loops:
-            dst = self.edge_index[1]
-            loop = self.is_loop(self.edge_index).nonzero().flatten()
-            value = torch.ones_like(dst, dtype=torch.float) if name is None else self.data[name].detach().view(-1)
-            out = value.new_full((self.num_nodes[1],), float("nan"))
-            out[dst[loop]] = value[loop]
-            self._loops[name] = out
-        return self._loops[name]
-
-
-class Joint(Whole):
-    """All relations as one, in the graph's own ids; its edges are put together when first asked for."""
-
-    def __init__(self, graph: Graph, relations: dict[Relation, Whole]):
-        super().__init__(Data(), graph)
-        self.relations = relations
-
-    @functools.cached_property
-    def pairs(self) -> Pairs:
-        return Pairs(self.graph, self.relations)
-
-    @property
-    def edge_index(self) -> Tensor:
-        if self.data.edge_index is None:
-            self.data.edge_index = self.graph.edge_index()
-        return self.data.edge_index
-
-    @property
-    def num_edges(self) -> int:
-        return self.graph.num_edges
-
-
-class Pairs(Joint):
-    """All relations side by side: a source is there once per relation that it has, as (relation, source)."""
-
-    bipartite = True
-
-    def __init__(self, graph: Graph, relations: dict[Relation, Whole]):
-        super().__init__(graph, relations)
-        assert graph.types is not None
-        many = [graph.types.num_nodes[r[0]] for r in graph.relations]
-        self.first = dict(zip(graph.relations, [0, *itertools.accumulate(many)], strict=False))  # of each relation
-        self.num_nodes = sum(many), graph.num_nodes
-
-    @property
-    def edge_index(self) -> Tensor:
-        if self.data.edge_index is None:
-            types = self.graph.types
-            assert types is not None
-            edges, apart = self.graph.edge_index(), itertools.pairwise(types.starts)
-            for relation, (start, stop) in zip(self.graph.relations, apart, strict=True):
-                edges[0, start:stop] += self.first[relation] - types.nodes[relation[0]]
-            self.data.edge_index = edges
-        return self.data.edge_index
-
-
-def wholes(data: Data | HeteroData, graph: Graph) -> dict[Relation | None, Whole]:
-    """The whole graph, and each relation of typed data."""
-    if not isinstance(data, HeteroData):
-        return {None: Whole(data, graph)}
-    each = {r: Whole(data[r], graph, r) for r in graph.relations}
-    found: dict[Relation | None, Whole] = dict(each.items())
-    return found | {None: Joint(graph, each)}
+if TYPE_CHECKING:
+    from adahop.pyg.call import MessageEnergies
+    from adahop.pyg.memory import Memory
+    from adahop.pyg.wrap import Propagate
 
 
 @dataclass(eq=False)
 class DrawnBatch:
-    """What a loader knows about a batch that it handed out. It holds none of the tensors that name the batch.
+    """What a loader knows about a batch that it handed out. It holds none of the tensors by which a batch is found, so
+    that these can be freed.
 
     A typed batch has one for all relations together, numbered as PyG's `to_homogeneous` numbers them, which owns one
     per relation, in the ids of its types.
@@ -144,22 +38,22 @@ class DrawnBatch:
     n_id: Tensor  # [S] global node ids, the seeds first; of a relation, those of its targets' type
     e_id: Tensor  # [M] places in the data's edge_index
     scale: Tensor  # [M] the factor that makes each target's sum unbiased
-    whole: Whole
+    whole_graph: WholeGraph
     num_nodes: list[int] | None = None  # found in each hop, the seeds first; None where edges have no hop
     num_edges: list[int] | None = None
     blocks: list[Block] | None = None  # one per hop, input layer first
-    drawn: Tensor | None = None  # [2, M] the edges, where those of the batch are others (a transform)
-    listens: bool = False  # whether layers that train on it should note their messages
-    memory: weakref.ref[Any] | None = None  # the snapshot that layers apply on it
-    expected: int | None = None  # how many rounds the last step had
-    rounds: list[Any] = field(default_factory=list)  # what layers noted on it, in order
-    calls: dict[Any, list[Tensor | None]] = field(default_factory=dict)  # per layer, some rows of its calls' inputs
-    kept: dict[Any, Any] = field(default_factory=dict)  # what several layers compute alike
+    drawn: Tensor | None = None  # [2, M] the drawn edges, where a transform gave the batch others
+    records_energies: bool = False  # whether layers that train on it record the energies of their messages
+    memory: weakref.ref[Memory] | None = None  # the snapshot or history that layers apply on it
+    expected_propagates: int | None = None  # how many the last step had
+    energies: list[MessageEnergies] = field(default_factory=list)  # recorded by layers, one per `propagate`, in order
+    forward_inputs: dict[Propagate, list[Tensor | None]] = field(default_factory=dict)  # some rows, per forward
+    cache: dict[Any, Any] = field(default_factory=dict)  # what several layers would compute alike
     sources: Tensor | None = None  # of a relation between two types, the ids of its sources' type
     relation: Relation | None = None
     owner: DrawnBatch | None = None  # of a relation, the batch that it is a part of
     typed: TypedBatch | None = None
-    _moved: dict[torch.device, DrawnBatch] = field(default_factory=dict)
+    _moved: dict[tuple[torch.device, str], Tensor] = field(default_factory=dict)
 
     @property
     def directional(self) -> bool:
@@ -168,24 +62,22 @@ class DrawnBatch:
 
     @property
     def root(self) -> DrawnBatch:
-        """The batch as a whole."""
+        """The batch of all relations."""
         return self if self.owner is None else self.owner
 
-    def side(self, row: int) -> str:
-        """The name of the ids that the sources (0) or targets (1) of its edges have."""
-        return "sources" if row == 0 and self.sources is not None else "n_id"
+    def ids(self, row: int, device: torch.device | None = None) -> Tensor:
+        """Global ids of the nodes that the sources (0) or targets (1) of its edges are numbered by."""
+        name = "sources" if row == 0 and self.sources is not None else "n_id"
+        return getattr(self, name) if device is None else self.on(device, name)
 
     def on(self, device: torch.device, name: str) -> Tensor:
         """One of its tensors on a device; copies are kept."""
         value = getattr(self, name)
         if value.device == device:
             return value
-        kept = self._moved.setdefault(
-            device, DrawnBatch(self.n_id, self.e_id, self.scale, self.whole, sources=self.sources)
-        )
-        if getattr(kept, name).device != device:
-            setattr(kept, name, value.to(device))
-        return getattr(kept, name)
+        if (device, name) not in self._moved:
+            self._moved[device, name] = value.to(device)
+        return self._moved[device, name]
 
 
 class Found(NamedTuple):
@@ -196,38 +88,32 @@ class Found(NamedTuple):
     columns: slice | None  # None: the tensor found is no part of `edge_index`
 
 
-class Side(NamedTuple):
-    """All relations of a typed batch side by side, as a layer of dictionaries may join them."""
-
-    batch: DrawnBatch  # its sources are (relation, source) pairs
-    edge_index: Tensor  # [2, M] of the edges given
-    columns: Tensor  # [M] their places among all edges of the batch
-
-
-def side_by_side(edges: dict[Relation, Tensor], rows: dict[str, int]) -> Side | None:
-    """Edges and numbers of rows by type, as a layer was given them; None where some are not of one batch."""
+def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, Tensor] | None:
+    """The edges that a layer was given by relation, joined as `StackedRelations` joins those of the whole graph, and
+    their places among all edges of the batch; None where they are not all of one batch. Types have so many `rows`.
+    """
     found = {relation: find([e]) for relation, e in edges.items() if e.numel()}
     parts = [f for f in found.values() if f is not None and f.columns is not None]
     if len(parts) < len(found) or len({id(f.batch.root) for f in parts}) != 1:
         return None
     root = parts[0].batch.root
-    typed, types, whole = root.typed, root.whole.graph.types, root.whole.pairs  # type: ignore[attr-defined]
-    assert typed is not None and types is not None
-    first, start = {}, 0
-    for kind, many in rows.items():
-        first[kind], start = start, start + many
-    sources, both, columns, start = [], [], [], 0
-    place = typed.span
+    typed, types = root.typed, root.whole_graph.graph.types
+    assert typed is not None and types is not None and isinstance(root.whole_graph, HomogeneousGraph)
+    stacked, first_target = root.whole_graph.stacked, offsets(rows)
+    first_source = offsets({relation: rows[relation[0]] for relation in edges})
+    sources, joined, columns = [], [], []
     for relation, e in edges.items():
-        sources.append(typed.n_id[relation[0]][: rows[relation[0]]] + whole.first[relation])
-        both.append(e + torch.tensor([[start], [first[relation[2]]]], device=e.device))
-        start += rows[relation[0]]
+        sources.append(typed.n_id[relation[0]][: rows[relation[0]]] + stacked.first[relation])
+        joined.append(e + torch.tensor([[first_source[relation]], [first_target[relation[2]]]], device=e.device))
         at = found.get(relation)
         if at is not None and at.columns is not None:
-            columns.append(torch.arange(at.columns.start, at.columns.stop) + place[relation].start)
+            columns.append(torch.arange(at.columns.start, at.columns.stop) + typed.span[relation].start)
     n_id = torch.cat([typed.n_id[kind][:many] + types.nodes[kind] for kind, many in rows.items()])
-    batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole=whole, owner=root, kept={}, _moved={})
-    return Side(batch, torch.cat(both, 1), torch.cat(columns))
+    batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole_graph=stacked, owner=root, cache={}, _moved={})
+    return Found(batch, torch.cat(joined, 1), None), torch.cat(columns)
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 class _Entry(NamedTuple):
@@ -239,63 +125,63 @@ class _Entry(NamedTuple):
 
 _entries: dict[int, _Entry] = {}  # by the address of a storage
 # batches, and stores of the relations of typed ones, whose tensors change with `batch.to(device)`
-_handed: list[tuple[weakref.ref[Any], DrawnBatch]] = []
+_handed_out: list[tuple[weakref.ref[Any], DrawnBatch]] = []
 _lock = threading.RLock()  # batches may be drawn in a thread
 _last: weakref.ref[DrawnBatch] | None = None  # found last
 
 
-def register_typed(data: HeteroData, batch: DrawnBatch, whole: dict[Relation | None, Whole]) -> HeteroData:
-    """The same for a typed batch: each relation is known by its own edges."""
-    typed = batch.typed
-    assert typed is not None
-    scale = batch.scale.split([ids.numel() for ids in typed.e_id.values()])
-    with _lock:
-        for of, (relation, ids) in zip(scale, typed.e_id.items(), strict=True):
-            if relation not in data.edge_types:
-                continue
-            part = DrawnBatch(
-                typed.n_id[relation[2]], ids, of, whole[relation], num_edges=typed.num_edges[relation],
-                blocks=batch.blocks, rounds=batch.rounds, relation=relation, owner=batch,
-                sources=typed.n_id[relation[0]] if whole[relation].bipartite else None,
-            )  # fmt: skip
-            register(data[relation], part, typed.edge_index[relation])
-        _handed.append((weakref.ref(data), batch))
-    return data
-
-
 def register(data: Data | EdgeStorage, batch: DrawnBatch, drawn: Tensor | None = None) -> Data | EdgeStorage:
-    """Make known what was handed out as `data`; it is forgotten when the tensors of `data` are gone.
+    """Make a batch known that was handed out as `data`; it is forgotten when the tensors of `data` are gone.
 
     `drawn` are the edges that were drawn, where `data` may have others by now (a transform).
     """
     with _lock:
         forget_dead()
-        _handed.append((weakref.ref(data), batch))
-        edges = given_edges(data)
+        _handed_out.append((weakref.ref(data), batch))
+        edges = edge_index_of(data)
         if drawn is not None and edges is not None and (edges.shape != drawn.shape or not torch.equal(edges, drawn)):
             batch.drawn = drawn
-        _enter(data, batch)
+        _enter_tensors(data, batch)
     return data
 
 
-def _enter(data: Data | EdgeStorage, batch: DrawnBatch) -> None:
-    edge_index = given_edges(data)
+def register_typed(data: HeteroData, batch: DrawnBatch, graphs: dict[Relation | None, WholeGraph]) -> HeteroData:
+    """The same for a typed batch: each relation is found by its own edges."""
+    typed = batch.typed
+    assert typed is not None
+    scales = batch.scale.split([ids.numel() for ids in typed.e_id.values()])
+    with _lock:
+        for scale, (relation, ids) in zip(scales, typed.e_id.items(), strict=True):
+            if relation not in data.edge_types:
+                continue
+            part = DrawnBatch(
+                typed.n_id[relation[2]], ids, scale, graphs[relation], num_edges=typed.num_edges[relation],
+                blocks=batch.blocks, energies=batch.energies, relation=relation, owner=batch,
+                sources=typed.n_id[relation[0]] if graphs[relation].bipartite else None,
+            )  # fmt: skip
+            register(data[relation], part, typed.edge_index[relation])
+        _handed_out.append((weakref.ref(data), batch))
+    return data
+
+
+def _enter_tensors(data: Data | EdgeStorage, batch: DrawnBatch) -> None:
+    edge_index = edge_index_of(data)
     if batch.drawn is not None:
         if edge_index is not None:
             batch.drawn = batch.drawn.to(edge_index.device)
-            _note(edge_index, batch, batch.drawn)
+            _enter(edge_index, batch, batch.drawn)
         edge_index = batch.drawn
     elif edge_index is not None:
-        _note(edge_index, batch)
+        _enter(edge_index, batch)
     if edge_index is None:
         return
-    x = getattr(data, "x", None)  # names the batch too, where a model changes its edges
+    x = getattr(data, "x", None)  # finds the batch too, where a model changes its edges
     if isinstance(x, Tensor) and x.layout == torch.strided and x.numel():
-        _note(x, batch, edge_index)
+        _enter(x, batch, edge_index)
 
 
-def _note(t: Tensor, batch: DrawnBatch, edge_index: Tensor | None = None) -> None:
-    """`t` names the batch: it is its `edge_index`, or another tensor, which then keeps that one."""
+def _enter(t: Tensor, batch: DrawnBatch, edge_index: Tensor | None = None) -> None:
+    """From now on the batch is found by `t`: its `edge_index`, or another tensor, which then keeps that one."""
     edges = t if edge_index is None else edge_index
     layout = (int(edges.storage_offset()), edges.shape[1], edges.stride())
     storage = t.untyped_storage()
@@ -303,16 +189,14 @@ def _note(t: Tensor, batch: DrawnBatch, edge_index: Tensor | None = None) -> Non
 
 
 def alias(tensor: Tensor, found: Found) -> None:
-    """From now on `tensor`, edges that a model made from those of the batch, names the batch too."""
-    _note(tensor, found.batch, found.edge_index)
+    """From now on the batch is also found by `tensor`, edges that a model made from those of the batch."""
+    _enter(tensor, found.batch, found.edge_index)
 
 
-def given_edges(data: Data | EdgeStorage) -> Tensor | None:
+def edge_index_of(data: Data | EdgeStorage) -> Tensor | None:
     """The strided `edge_index` of a batch, where it has one."""
     edge_index = getattr(data, "edge_index", None)
-    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided and edge_index.dim() == 2:
-        return edge_index if edge_index.shape[0] == 2 else None
-    return None
+    return edge_index if is_edge_index(edge_index) else None
 
 
 def find(tensors: Iterable[Any]) -> Found | None:
@@ -320,15 +204,17 @@ def find(tensors: Iterable[Any]) -> Found | None:
     by equal edges (a copy on another device).
     """
     global _last
-    given = list(_flat(tensors))
-    edges = [t for t in given if not t.is_floating_point() and t.dim() == 2 and t.shape[0] == 2]
-    rest = [t for t in given if not any(t is e for e in edges)]
-    if not _handed and not _entries:
+    given = [t for t in tensors_in(tensors) if t.layout == torch.strided and t.numel()]
+    edges: list[Tensor] = []
+    rest: list[Tensor] = []
+    for t in given:
+        (edges if is_edge_index(t) else rest).append(t)
+    if not _handed_out and not _entries:
         return None
-    tries = [(_by_storage, edges), (_by_storage, rest), (_by_batch, edges), (_by_batch, rest), (_by_content, edges)]
+    lookups = [(_by_storage, edges), (_by_storage, rest), (_by_batch, edges), (_by_batch, rest), (_by_content, edges)]
     with _lock:
-        for lookup, some in tries:
-            for t in some:
+        for lookup, candidates in lookups:
+            for t in candidates:
                 found = lookup(t)
                 if found is not None:
                     if found.batch.root.typed is None:  # edges that a model made may be of any relation
@@ -337,8 +223,8 @@ def find(tensors: Iterable[Any]) -> Found | None:
     return None
 
 
-def owner(values: Iterable[Any]) -> DrawnBatch | None:
-    """The batch as a whole that one of some values was handed out with: by its memory alone, ids before numbers."""
+def find_root(values: Iterable[Any]) -> DrawnBatch | None:
+    """The batch, of all relations, that one of some values belongs to: by its storage alone, ids before floats."""
     global _last
     given = [v for v in values if isinstance(v, Tensor) and v.layout == torch.strided and v.numel()]
     with _lock:
@@ -351,15 +237,6 @@ def owner(values: Iterable[Any]) -> DrawnBatch | None:
     return None
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.layout == torch.strided and value.numel():
-                yield value
-        elif isinstance(value, tuple | list):
-            yield from _flat(value)
-
-
 def _by_storage(t: Tensor) -> Found | None:
     entry = _entries.get(t.untyped_storage().data_ptr())
     if entry is None or entry.alive.expired():
@@ -367,72 +244,112 @@ def _by_storage(t: Tensor) -> Found | None:
     if entry.edge_index is not None:
         return Found(entry.batch, entry.edge_index, None)
     offset, edges, strides = entry.layout
-    whole = torch.as_strided(t, (2, edges), strides, offset)
+    edge_index = torch.as_strided(t, (2, edges), strides, offset)
     start = int(t.storage_offset()) - offset
     if t.dim() == 2 and t.shape[0] == 2 and t.stride() == strides and 0 <= start <= edges - t.shape[1]:
-        return Found(entry.batch, whole, slice(start, start + t.shape[1]))
-    return Found(entry.batch, whole, None)
+        return Found(entry.batch, edge_index, slice(start, start + t.shape[1]))
+    return Found(entry.batch, edge_index, None)
 
 
 def _by_batch(t: Tensor) -> Found | None:
     """Whether `t` lies in a batch whose tensors were replaced since (`batch.to(device)`)."""
-    at = t.untyped_storage().data_ptr()
-    for ref, batch in _handed:
+    address = t.untyped_storage().data_ptr()
+    for ref, batch in _handed_out:
         data = ref()
-        edge_index = None if data is None else given_edges(data)
+        edge_index = None if data is None else edge_index_of(data)
         if edge_index is None:
             continue
         x = getattr(data, "x", None)
-        own = [edge_index, x] if isinstance(x, Tensor) and x.layout == torch.strided else [edge_index]
-        if any(v.untyped_storage().data_ptr() == at for v in own):
-            _enter(data, batch)
+        tensors = [edge_index, x] if isinstance(x, Tensor) and x.layout == torch.strided else [edge_index]
+        if any(v.untyped_storage().data_ptr() == address for v in tensors):
+            _enter_tensors(data, batch)
             return _by_storage(t)
     return None
 
 
 def _by_content(t: Tensor) -> Found | None:
-    for ref, batch in _handed:
+    for ref, batch in _handed_out:
         data = ref()
-        edge_index = None if data is None else given_edges(data)
-        if edge_index is not None and edge_index.shape == t.shape and batch.drawn is None:
-            here = edge_index.to(t.device)
-            if torch.equal(here, t):
-                _note(t, batch)
-                return Found(batch, t, slice(0, t.shape[1]))
+        edges = None
+        if data is not None and batch.drawn is None:
+            edges = edge_index_of(data)
         if data is not None and batch.typed is not None and batch.e_id.numel() == t.shape[1]:
-            joined = joint(data, batch.typed)
-            if joined is not None and torch.equal(joined.to(t.device), t):
-                _note(t, batch)
-                return Found(batch, t, slice(0, t.shape[1]))
+            edges = homogeneous_edges(data, batch.typed)
+        if edges is not None and edges.shape == t.shape and torch.equal(edges.to(t.device), t):
+            _enter(t, batch)
+            return Found(batch, t, slice(0, t.shape[1]))
     return None
 
 
-def joint(data: HeteroData, typed: TypedBatch) -> Tensor | None:
+def homogeneous_edges(data: HeteroData, typed: TypedBatch) -> Tensor | None:
     """[2, M] the edges of all relations as `data.to_homogeneous()` has them; None where `data` changed since."""
     if data.edge_types != list(typed.edge_index) or data.node_types != list(typed.n_id):
         return None
-    start, first = 0, {}
-    for name, ids in typed.n_id.items():
-        first[name], start = start, start + ids.numel()
+    first = offsets({kind: ids.numel() for kind, ids in typed.n_id.items()})
     ends = {r: torch.tensor([[first[r[0]]], [first[r[2]]]], device=e.device) for r, e in typed.edge_index.items()}
     return torch.cat([e + ends[r] for r, e in typed.edge_index.items()], 1)
 
 
 def data_of(batch: DrawnBatch) -> Data | EdgeStorage | HeteroData | None:
     """What was handed out as this batch, if it is still in use."""
-    return next((d for ref, one in _handed if one is batch and (d := ref()) is not None), None)
+    return next((d for ref, one in _handed_out if one is batch and (d := ref()) is not None), None)
 
 
-def attribute(batch: DrawnBatch, t: Tensor) -> str | None:
+def batch_of(data: Data | HeteroData) -> DrawnBatch | None:
+    """The batch that was handed out as `data`."""
+    return next((one for ref, one in reversed(_handed_out) if ref() is data), None)
+
+
+def last_found() -> DrawnBatch | None:
+    """The batch found last, if it is still in use."""
+    return None if _last is None else _last()
+
+
+def edges_in_use(batch: DrawnBatch) -> Tensor | None:
+    """The `edge_index` of a batch that is still in use."""
+    if batch.drawn is not None:
+        return batch.drawn
+    data = data_of(batch)
+    if data is not None:
+        return edge_index_of(data)
+    return next((e.edge_index for e in _entries.values() if e.batch is batch and e.edge_index is not None), None)
+
+
+def is_in_use(batch: DrawnBatch) -> bool:
+    """Whether one of the tensors by which the batch is found still exists."""
+    return any(one.root is batch and ref() is not None for ref, one in _handed_out) or any(
+        e.batch.root is batch and not e.alive.expired() for e in _entries.values()
+    )
+
+
+def forget_dead() -> None:
+    """Let go of batches whose tensors are gone."""
+    with _lock:
+        while dead := [at for at, e in _entries.items() if e.alive.expired()]:
+            for at in dead:  # an entry may hold the last reference to what another one is about
+                del _entries[at]
+        _handed_out[:] = [(ref, batch) for ref, batch in _handed_out if ref() is not None]
+
+
+def in_use() -> int:
+    """How many batches are known at present."""
+    forget_dead()
+    return len({id(batch.root) for _, batch in _handed_out} | {id(e.batch.root) for e in _entries.values()})
+
+
+# --- which attribute of a batch a tensor is ---------------------------------------------------------------------------
+
+
+def edge_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     """The name of the batch's edge attribute that `t` is, or a part of; None where it is none of them."""
     data = data_of(batch)
     if data is None:
         return None
-    at, edges = t.untyped_storage().data_ptr(), batch.e_id.numel()
-    own = data.to_dict() if batch.typed is None else {"scale": batch.scale}
-    values = {k: v for k, v in own.items() if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges}
+    address, edges = t.untyped_storage().data_ptr(), batch.e_id.numel()
+    every = data.to_dict() if batch.typed is None else {"scale": batch.scale}
+    values = {k: v for k, v in every.items() if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges}
     for name, value in values.items():
-        if value.numel() and value.untyped_storage().data_ptr() == at:
+        if value.numel() and value.untyped_storage().data_ptr() == address:
             return name
     for name, value in values.items():  # a copy on another device
         if value.numel() == t.numel() and value.dtype == t.dtype and torch.equal(value.to(t.device).view_as(t), t):
@@ -450,7 +367,7 @@ def attributes(data: Data | HeteroData) -> dict[str, Tensor]:
 
 
 def node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
-    """The name of the batch's node attribute that `t` is, as a whole."""
+    """The name of the batch's attribute that `t` is, all rows of it."""
     data = data_of(batch.root)
     for name, value in {} if data is None else attributes(data).items():
         if value.layout != torch.strided or value.shape != t.shape:
@@ -460,55 +377,9 @@ def node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     return None
 
 
-def name_of(batch: DrawnBatch, t: Tensor) -> str | None:
+def attribute_name(batch: DrawnBatch, t: Tensor) -> str | None:
     """The name of the batch's attribute that `t` is, of nodes, of edges or `edge_index`."""
-    found = find([t]) if t.dim() == 2 and t.shape[0] == 2 and not t.is_floating_point() else None
+    found = find([t]) if is_edge_index(t) else None
     if found is not None and found.batch is batch:
         return "edge_index"
-    return node_attribute(batch, t) or (attribute(batch, t) if t.dim() else None)
-
-
-def of(data: Data | HeteroData) -> DrawnBatch | None:
-    """What is known of a batch by itself."""
-    return next((one for ref, one in reversed(_handed) if ref() is data), None)
-
-
-def last() -> DrawnBatch | None:
-    """The batch found last, if it is still in use."""
-    return None if _last is None else _last()
-
-
-def known(batch: DrawnBatch) -> Tensor | None:
-    """The `edge_index` of a batch that is still in use."""
-    if batch.drawn is not None:
-        return batch.drawn
-    data = data_of(batch)
-    if data is not None:
-        return given_edges(data)
-    return next((e.edge_index for e in _entries.values() if e.batch is batch and e.edge_index is not None), None)
-
-
-def alive(batch: DrawnBatch) -> bool:
-    """Whether a tensor that names the batch is still in use."""
-    return any(one.root is batch and ref() is not None for ref, one in _handed) or any(
-        e.batch.root is batch and not e.alive.expired() for e in _entries.values()
-    )
-
-
-def forget_dead() -> None:
-    """Let go of batches whose tensors are gone."""
-    with _lock:
-        _forget_dead()
-
-
-def _forget_dead() -> None:
-    while dead := [at for at, e in _entries.items() if e.alive.expired()]:
-        for at in dead:  # an entry may hold the last reference to what another one is about
-            del _entries[at]
-    _handed[:] = [(ref, batch) for ref, batch in _handed if ref() is not None]
-
-
-def in_use() -> int:
-    """How many batches are known at present."""
-    forget_dead()
-    return len({id(batch.root) for _, batch in _handed} | {id(e.batch.root) for e in _entries.values()})
+    return node_attribute(batch, t) or (edge_attribute(batch, t) if t.dim() else None)

@@ -39,8 +39,8 @@ def feature_tables(data: Data | HeteroData) -> dict[Name, Tensor]:
     return found
 
 
-def moved_but(data: Data | HeteroData, device: torch.device, tables: Container[Name]) -> Data | HeteroData:
-    """The data on a device, but for these tables, which stay where they are."""
+def move_except(data: Data | HeteroData, device: torch.device, tables: Container[Name]) -> Data | HeteroData:
+    """The data on a device, except for these tables, which stay where they are."""
     out = copy.copy(data)
     for store in out.stores:
         names = [name for name in store.keys() if (store._key, name) not in tables]  # noqa: SIM118  a storage, no dict
@@ -52,39 +52,39 @@ def moved_but(data: Data | HeteroData, device: torch.device, tables: Container[N
 class FeatureCache:
     """The tables of some data on the host, pinned where there is a GPU, and copies of some rows on a device.
 
-    `cache` is the room for copies, as a share of all features or in bytes. Rows are ranked by how probable it is that a
-    batch reads them (`expected_reads`), per byte. A batch has the same rows as without. `hit_rate()` says what share of
-    the rows had a copy since it was asked last.
+    `cache` is the size of the copies, as a share of all features or in bytes. Rows are ranked by how probable it is
+    that a batch reads them (`expected_reads`), per byte. Batches are the same as without a cache. `hit_rate()` is the
+    share of rows that had a copy, since it was asked last.
     """
 
-    def __init__(self, data: Data | HeteroData, cache: float | int, often: Tensor, starts: dict[str | None, int]):
-        """`often` has a number per node of the graph, where the nodes of a type begin at its `starts`."""
-        device = often.device
+    def __init__(self, data: Data | HeteroData, cache: float | int, reads: Tensor, starts: dict[str | None, int]):
+        """`reads` has the expected reads per node of the graph, where the nodes of a type begin at its `starts`."""
+        device = reads.device
         self.tables = {name: ops.pinned(t.cpu().contiguous()) for name, t in feature_tables(data).items()}
         total = sum(t.nbytes for t in self.tables.values())
-        room = int(cache * total) if isinstance(cache, float) else cache
-        self.near: dict[Name, tuple[Tensor, Tensor]] = {}
-        kept = _best(self.tables, {n: often[starts[n[0]] :][: len(t)].cpu() for n, t in self.tables.items()}, room)
+        size = int(cache * total) if isinstance(cache, float) else cache
+        self.copies: dict[Name, tuple[Tensor, Tensor]] = {}  # rows on the device, and per node its row there or -1
+        best = _most_read(self.tables, {n: reads[starts[n[0]] :][: len(t)].cpu() for n, t in self.tables.items()}, size)
         for name, table in self.tables.items():
             place = torch.full((len(table),), -1, dtype=torch.int32)
-            place[kept[name]] = torch.arange(kept[name].numel(), dtype=torch.int32)
-            self.near[name] = table[kept[name]].to(device), place.to(device)
+            place[best[name]] = torch.arange(best[name].numel(), dtype=torch.int32)
+            self.copies[name] = table[best[name]].to(device), place.to(device)
         self.hits, self.reads = torch.zeros((), dtype=torch.long, device=device), 0
 
     @property
     def bytes(self) -> int:
         """Of the copies."""
-        return sum(near.nbytes for near, _ in self.near.values())
+        return sum(rows.nbytes for rows, _ in self.copies.values())
 
-    def whole(self, data: Data | HeteroData) -> Data | HeteroData:
-        """The data with its tables as they lie here."""
+    def with_tables(self, data: Data | HeteroData) -> Data | HeteroData:
+        """The data with the tables of this cache."""
         out = copy.copy(data)
         for (kind, name), table in self.tables.items():
             _store(out, kind)[name] = table
         return out
 
-    def rest(self, data: Data | HeteroData) -> Data | HeteroData:
-        """The data without its tables; how many nodes it has is said in their place."""
+    def without_tables(self, data: Data | HeteroData) -> Data | HeteroData:
+        """The data without its tables; `num_nodes` is set, which follows from them otherwise."""
         out = copy.copy(data)
         for kind, name in self.tables:
             store, many = _store(out, kind), _store(data, kind).num_nodes
@@ -96,10 +96,10 @@ class FeatureCache:
         """Add the rows of some nodes, by type where there are types."""
         for (kind, name), table in self.tables.items():
             ids = nodes if isinstance(nodes, Tensor) else nodes[str(kind)]
-            near, place = self.near[kind, name]
+            rows, place = self.copies[kind, name]
             self.hits += (place[ids] >= 0).sum()
             self.reads += ids.numel()
-            _store(batch, kind)[name] = ops.fetch(ids, table, near, place)
+            _store(batch, kind)[name] = ops.fetch(ids, table, rows, place)
 
     def hit_rate(self) -> float:
         hits, reads = int(self.hits), self.reads
@@ -112,15 +112,15 @@ def _store(data: Data | HeteroData, kind: str | None) -> Data | HeteroData:
     return data if kind is None else data[kind]
 
 
-def _best(tables: dict[Name, Tensor], often: dict[Name, Tensor], room: int) -> dict[Name, Tensor]:
-    """The rows of each table that are read most often per byte, as many as there is room for."""
+def _most_read(tables: dict[Name, Tensor], reads: dict[Name, Tensor], most: int) -> dict[Name, Tensor]:
+    """The rows of each table that are read most often per byte, at most so many bytes of them."""
     size = {name: t.nbytes // max(len(t), 1) for name, t in tables.items()}
-    value = [often[name] / max(size[name], 1) for name in tables]
+    value = [reads[name] / max(size[name], 1) for name in tables]
     if not value:
         return {}
     order = torch.cat(value).argsort(descending=True, stable=True)
     bytes_ = torch.cat([torch.full((len(tables[name]),), size[name]) for name in tables])[order]
-    best = order[bytes_.cumsum(0) <= room]
+    best = order[bytes_.cumsum(0) <= most]
     ends = itertools.accumulate((len(t) for t in tables.values()), initial=0)
     return {
         n: best[(best >= lo) & (best < hi)] - lo for n, (lo, hi) in zip(tables, itertools.pairwise(ends), strict=True)

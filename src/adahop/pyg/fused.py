@@ -1,8 +1,8 @@
-"""Sums without messages: where a message is what its source passes on, times a coefficient, it need not be formed.
+"""Sums without messages: where a message is the source's row times a coefficient, it need not be formed.
 
-The layer runs on ones in place of what nodes pass on, so that its messages are the coefficients alone; the sum of
-coefficient times row is then formed edge by edge from the rows where they lie. Which layers are of this kind is found
-by trying, see `probe`.
+The layer runs on ones in place of the rows, so that its messages are the coefficients alone; the sum of coefficient
+times row is then formed edge by edge from the rows where they lie. Which layers are of this kind is found by trying,
+see `probe`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from adahop import ops
 from adahop.pyg.align import Aligned
+from adahop.pyg.arguments import Kwargs, map_tensors, sources_of
 
 if TYPE_CHECKING:
-    from adahop.pyg.wrap import Call
+    from adahop.pyg.call import Call
 
 HOOKS = ("_message_forward_pre_hooks", "_message_forward_hooks", "_aggregate_forward_pre_hooks",
          "_aggregate_forward_hooks", "_propagate_forward_pre_hooks", "_propagate_forward_hooks")  # fmt: skip
@@ -47,17 +48,16 @@ class Operand(NamedTuple):
 
 def candidate(conv: MessagePassing) -> bool:
     """Whether a layer adds or averages its messages, by PyG's own methods."""
-    own = type(conv).aggregate is MessagePassing.aggregate
-    return own and type(conv.aggr_module) in (SumAggregation, MeanAggregation) and conv.decomposed_layers == 1
+    inherited = type(conv).aggregate is MessagePassing.aggregate
+    return inherited and type(conv.aggr_module) in (SumAggregation, MeanAggregation) and conv.decomposed_layers == 1
 
 
-def rows_of(call: Call, kwargs: dict[str, Any]) -> Tensor | None:
-    """What the sources pass on, where a layer's messages are coefficients times that; None where they are not."""
+def source_rows(call: Call, kwargs: Kwargs) -> Tensor | None:
+    """The rows of sources that a layer's messages are, times coefficients; None where they are not of this kind."""
     conv = call.layer.conv
-    if call.reading.times is None or any(getattr(conv, name, None) for name in HOOKS):
+    if call.reading.row_argument is None or any(getattr(conv, name, None) for name in HOOKS):
         return None
-    value = kwargs.get(call.reading.times)
-    h = value[0] if isinstance(value, tuple | list) else value
+    h = sources_of(kwargs.get(call.reading.row_argument))
     if not isinstance(h, Tensor) or h.dtype not in (torch.float32, torch.float64) or h.layout != torch.strided:
         return None
     if not (h.dim() == 2 and conv.node_dim in (0, -2)) and not (h.dim() == 3 and conv.node_dim in (0, -3)):
@@ -70,37 +70,34 @@ def num_targets(index: Tensor, ptr: Tensor | None = None, dim_size: int | None =
     return int(index.max()) + 1 if dim_size is None else dim_size
 
 
-def on_ones(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def with_ones(name: str, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments of `propagate` with one column of ones in place of `name`."""
-
-    def ones(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.new_ones(1).expand(*value.shape[:-1], 1)
-
-    value = kwargs[name]
-    return {**kwargs, name: tuple(ones(v) for v in value) if isinstance(value, tuple | list) else ones(value)}
+    return {**kwargs, name: map_tensors(kwargs[name], lambda t: t.new_ones(1).expand(*t.shape[:-1], 1))}
 
 
-def layout(call: Call, place: Aligned, used: Tensor, targets: int) -> Layout:
+def edge_layout(call: Call, used: Tensor, targets: int) -> Layout:
     """The edges in use by target; found once for all layers of a batch that use the same."""
-    key = ("layout", place.edges, targets, call.device)
-    edges, found = call.batch.kept.get(key, (None, None))
+    key = ("layout", used.shape[1], targets, call.device)
+    edges, found = call.batch.cache.get(key, (None, None))
     if edges is None or not torch.equal(edges, used):
         edges = used.clone()  # a batch that held its own edges would never be let go
         found = by_target(edges, targets)
-        call.batch.kept[key] = edges, found
+        call.batch.cache[key] = edges, found
     return found
 
 
 def by_target(used: Tensor, targets: int) -> Layout:
-    """Edges by target, in their order within one; a self-loop of each node may come after all others."""
+    """Edges by target, in their order within one. Sorted edges need no sort, nor do sorted edges with a self-loop of
+    each node behind them.
+    """
     src, dst = used
     ptr = ops.pointer(torch.bincount(dst, minlength=targets))
     if _sorted(dst):
         return Layout(None, src, dst, ptr)
-    many = dst.numel() - targets
+    m = dst.numel() - targets  # edges without the added self-loops
     nodes = torch.arange(targets, device=dst.device)
-    if many >= 0 and torch.equal(dst[many:], nodes) and _sorted(dst[:many]):
-        to = torch.cat([torch.arange(many, device=dst.device) + dst[:many], ptr[1:] - 1])
+    if m >= 0 and torch.equal(dst[m:], nodes) and _sorted(dst[:m]):
+        to = torch.cat([torch.arange(m, device=dst.device) + dst[:m], ptr[1:] - 1])
         order = torch.empty_like(to)
         order[to] = torch.arange(to.numel(), device=dst.device)
     else:
@@ -112,80 +109,73 @@ def _sorted(row: Tensor) -> bool:
     return bool((row[1:] >= row[:-1]).all())
 
 
-def weights(call: Call, at: Layout) -> Tensor | None:
+def weights(call: Call, layout: Layout) -> Tensor | None:
     """[M] what coefficients are multiplied by: the reading's factor, over the number of messages where they are
     averaged.
     """
     factor = call.factor()
     if type(call.layer.conv.aggr_module) is not MeanAggregation:
         return factor
-    assert call.used is not None and call.place is not None
-    key = ("weights", call.reading.factor, call.place.start, call.place.edges, call.device)
-    usual = call.place.at is None and call.place.kept == call.place.edges and call.place.share == 1.0
-    if usual and key in call.batch.kept:
-        return call.batch.kept[key]
-    one = 1.0 / at.ptr.diff().clamp(min=1)[call.used[1]].to(call.scale.dtype)
-    found = one if factor is None else factor * one
-    if usual:
-        call.batch.kept[key] = found
-    return found
+
+    def make(aligned: Aligned, used: Tensor) -> Tensor:
+        weight = 1.0 / layout.ptr.diff().clamp(min=1)[used[1]].to(call.scale.dtype)
+        return weight if factor is None else factor * weight
+
+    return call.cached(("weights", call.reading.factor), make)
 
 
 class Unfit(Exception):
     """A layer's messages on ones are not one coefficient per edge (and head)."""
 
 
-def summed(call: Call, given: Operand, messages: Tensor, targets: int) -> Tensor:
+def weighted_sum(call: Call, operand: Operand, messages: Tensor, targets: int) -> Tensor:
     """The sum (or mean) over the edges in use of coefficient times row, on top of the operand's base."""
-    coef, scaled, at = coefficients(call, given.h, messages, targets)
-    out = ops.gather_sum(given.h, at.src, at.dst, at.sorted(scaled), at.ptr, given.base)
-    if call.hears():
-        note(call, given, coef, scaled, out)
-    call.watch(out)
+    coef, scaled, layout = coefficients(call, operand.h, messages, targets)
+    out = ops.gather_sum(operand.h, layout.src, layout.dst, layout.sorted(scaled), layout.ptr, operand.base)
+    if call.is_recording():
+        record(call, operand, coef, scaled, out)
+    call.watch_gradient(out)
     return out
 
 
 def coefficients(call: Call, h: Tensor, messages: Tensor, targets: int) -> tuple[Tensor, Tensor, Layout]:
-    """The layer's own coefficient per edge in use, the same with the factor, and how edges lie by target."""
-    assert call.place is not None and call.used is not None
+    """The layer's coefficient per edge in use, the same with the factor, and how edges lie by target."""
+    assert call.used is not None
     if messages.shape != (call.used.shape[1], *h.shape[1:-1], 1):
         raise Unfit
     coef = messages.squeeze(-1)
-    at = layout(call, call.place, call.used, targets)
-    factor = weights(call, at)
-    return coef, coef if factor is None else _times(coef, factor), at
-
-
-def _times(coef: Tensor, factor: Tensor) -> Tensor:
-    """[M] or [M, H] times a number per edge."""
-    return coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1))
+    layout = edge_layout(call, call.used, targets)
+    factor = weights(call, layout)
+    if factor is None:
+        return coef, coef, layout
+    return coef, coef * factor.to(coef.dtype).view(-1, *[1] * (coef.dim() - 1)), layout
 
 
 @torch.no_grad()
-def note(call: Call, given: Operand, coef: Tensor, scaled: Tensor, out: Tensor) -> None:
-    """The energy of each message from coefficients and lengths of rows, as `Call.note` has it from messages; of the
+def record(call: Call, operand: Operand, coef: Tensor, scaled: Tensor, out: Tensor) -> None:
+    """The energy of each message from coefficients and lengths of rows, as `Call.record` has it from messages; of the
     edges alone that the sampler will learn from.
     """
-    assert call.place is not None and call.used is not None and call.round is not None
-    some, place = call.taught(), call.place
-    src, dst = call.used[:, some]
-    coef = coef[some]
+    assert call.aligned is not None and call.used is not None and call.recorded is not None
+    edges, aligned = call.recorded_edges(), call.aligned
+    src, dst = call.used[:, edges]
+    coef = coef[edges]
     if "softmax" in call.reading.functions and call.alpha is not None:
-        less = None
-        if given.base is not None:
-            table, rows, keep = given.base
+        base = None
+        if operand.base is not None:
+            table, rows, keep = operand.base
             assert rows is None and keep == 1.0
-            less = table[: len(out)]
-        alpha = call.alpha.reshape(-1, *coef.shape[1:])[some]
-        energy = ops.spread(given.h, src, dst, scaled[some], alpha, out, less)
-        energy = energy * ops.segment_sum(place.take(call.scale).float(), call.used[1], len(out))[dst].square()
+            base = table[: len(out)]
+        alpha = call.alpha.reshape(-1, *coef.shape[1:])[edges]
+        energy = ops.spread(operand.h, src, dst, scaled[edges], alpha, out, base)
+        energy = energy * ops.segment_sum(aligned.take(call.scale).float(), call.used[1], len(out))[dst].square()
     else:
         one = call.reading.factor == "one"
-        times = None if one else place.take(call.scale)[some]
-        own = (call.targets, dst) if one and call.targets is not None else None
-        energy = ops.energies(given.h, src, coef, times, own, given.norm)
+        scale = None if one else aligned.take(call.scale)[edges]
+        factor = (call.target_factor, dst) if one and call.target_factor is not None else None
+        energy = ops.energies(operand.h, src, coef, scale, factor, operand.norm)
     energy = energy.float()
-    if len(energy) < place.edges:  # of one hop
-        call.round.add(energy, place.start + some.start)
+    if len(energy) < aligned.edges:  # of one hop
+        call.recorded.add(energy, aligned.start + edges.start)
     else:
-        call.round.add(place.put(energy, call.scale.numel()))
+        call.recorded.add(aligned.put(energy, call.scale.numel()))

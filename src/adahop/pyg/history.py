@@ -1,9 +1,9 @@
-"""Histories: what each layer was last sent by every node, kept up without a pass over the graph.
+"""Histories: what each layer was last sent by every node, kept up to date without a pass over the graph.
 
-A layer's sum on a batch is f(x) + trust (F(x') - f(x')): f over the drawn edges, F over all, x' the rows kept. Both are
+A layer's sum on a batch is f(x) + c (F(x') - f(x')): f over the drawn edges, F over all, x' the rows kept. Both are
 formed now, from the same rows and the same parameters, so that whatever x' holds the mean is right. F reads the rows of
-all neighbours of the targets that count, those whose own neighbours were drawn; that costs their degrees. Rows are
-renewed by the batches that pass, and the oldest by batches of nodes without edges, whose sums are all F.
+all neighbours of the targets that the seeds' results depend on; that costs their degrees. Rows are renewed by the
+training batches, and the oldest by batches of nodes without edges, whose sums are all F.
 """
 
 from __future__ import annotations
@@ -21,22 +21,33 @@ from torch_geometric.loader.utils import filter_data
 
 from adahop.checks import tell
 from adahop.pyg import batches
-from adahop.pyg.arguments import CLOSE, close, first_of_each, lifted, pair, sources_of, still
-from adahop.pyg.batches import DrawnBatch, Whole
-from adahop.pyg.hops import Hops, weigh
+from adahop.pyg.arguments import (
+    CLOSE,
+    Kwargs,
+    NodeArguments,
+    as_tuple,
+    close,
+    eval_mode,
+    first_of_each,
+    node_arguments,
+    sources_of,
+)
+from adahop.pyg.batches import DrawnBatch
+from adahop.pyg.call import Call, in_backward
+from adahop.pyg.history_sum import HistorySum
+from adahop.pyg.hops import Hops, add_scale
 from adahop.pyg.inference import arguments_of
-from adahop.pyg.memory import Memory
-from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, PassHistory, Unknown
-from adahop.pyg.readings import Reading
-from adahop.pyg.recalled import Recalled
+from adahop.pyg.memory import ForwardRecorder, Memory, from_dict
+from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, NoHistory, PassHistory
 from adahop.pyg.root import Root
 from adahop.pyg.rows import NodeRows
-from adahop.pyg.wrap import Call, Propagate, backward, bare
+from adahop.pyg.whole_graph import WholeGraph
+from adahop.pyg.wrap import Propagate, unwrapped
 from adahop.storage import MEMORY, Storage
 
 log = logging.getLogger("adahop")
-MIXED = 0.3  # of the way that a row moves to one that dropout has changed
-OF_LATE = 0.9  # the weight of what earlier batches said of a row's worth
+DROPOUT_SHARE = 0.3  # of the way that a row moves to a new one that dropout has changed
+DECAY = 0.9  # of the dot products of earlier batches
 NUMBERS = ("steps", "cursor", "round", "refresh", "tried")  # of a state
 
 
@@ -60,55 +71,51 @@ class LayerHistories(Memory):
         self.device = torch.device(device)
         self.disjoint, self.transform = disjoint, transform
         self.dtype, self.storage, self.refresh = dtype, storage, refresh
-        self.nodes = int(data.num_nodes or 0)
-        self.whole: Whole | None = None
-        self.renewing = False
-        self.trying: dict[tuple[int, str], Tensor] | None = None  # while it is tried whether rows are random
+        self.num_nodes = int(data.num_nodes or 0)
+        self.whole_graph: WholeGraph | None = None
+        self.renewing = False  # the oldest rows
+        self.trial_rows: dict[tuple[int, str], Tensor] | None = None  # while it is tried whether rows are random
         self.steps, self.cursor, self.round = 0, 0, 0
-        self.stamp = torch.zeros(self.nodes, dtype=torch.int32, device=device)
-        self.tried = False
+        self.stamp = torch.zeros(self.num_nodes, dtype=torch.int32, device=device)  # the step that renewed a row last
+        self.tried = False  # whether rows are random
         self.spent = {"read": 0.0, "renew": 0.0}
-        self._first: dict[Any, list[Tensor | None]] | None = None  # calls of the batch on which layers are seen first
-        self._tags: dict[Any, int] = {}  # of that batch: how many sums lie before a result, by its gradient
-        self._serial = 0
+        self._first_inputs: dict[Propagate, list[Tensor | None]] | None = None  # of the batch that shows the layers
+        self._levels: dict[Any, int] = {}  # of that batch: how many sums lie before a result, by its gradient function
+        self._num_passes = 0  # of that batch so far
         self._pending: list[Callable[[], Any]] = []
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def close(self) -> None:
         super().close()
         self._pending.clear()
 
-    def begin(self) -> None:
-        """What the forward before has sent is written now, when nobody computes with it."""
-        super().begin()
-        self.settle()
+    def begin_forward(self) -> None:
+        """Rows that the forward before has sent are written now, when nothing computes with them any more."""
+        super().begin_forward()
+        self.write_pending()
 
-    @property
-    def _passes(self) -> list[PassHistory]:
-        """Those of all layers and forwards."""
-        return [p for forwards in self.kept.values() for f in forwards for p in f.passes]
-
-    def settle(self) -> None:
+    def write_pending(self) -> None:
         for write in self._pending:
             write()
         self._pending.clear()
 
-    def renew(self) -> None:
+    def begin_epoch(self) -> None:
         """What the last epoch cost is written to the log."""
         if self.steps:
             log.info("%s", self)
 
-    def before_batch(self, whole: Whole) -> None:
+    def begin_batch(self, whole_graph: WholeGraph) -> None:
         """The oldest rows are renewed."""
-        self.whole = whole
-        self.settle()
-        if not self.kept:
+        self.whole_graph = whole_graph
+        self.write_pending()
+        if not self.forwards:
             return
-        if self._first is not None and self.steps == 0:
-            self._first, self._tags = None, {}
-            for past in self._passes:
-                past.spare = {}
-                past.sums, past.filled = (None, None) if past.own is None else (past.sums, past.filled)
+        if self._first_inputs is not None and self.steps == 0:
+            self._first_inputs, self._levels = None, {}
+            for history in self._passes:
+                history.spare = {}
+                if history.data_name is None:
+                    history.sums = history.filled = None
             log.info("%s", self)
         self.steps += 1
         began = time.perf_counter()
@@ -117,8 +124,14 @@ class LayerHistories(Memory):
         self.spent["renew"] += time.perf_counter() - began
 
     @property
+    def _passes(self) -> list[PassHistory]:
+        """Those of all layers and forwards."""
+        return [p for forwards in self.forwards.values() for f in forwards for p in f.passes]
+
+    @property
     def bytes(self) -> int:
-        return sum(t.bytes for fs in self.kept.values() for f in fs for p in f.every() for t in p.tables())
+        every = (p for fs in self.forwards.values() for f in fs for p in (*f.passes, *f.updates))
+        return sum(t.bytes for p in every for t in p.tables())
 
     def cost(self) -> dict[str, float]:
         """Bytes, and milliseconds per step for reading all neighbours' rows and for renewing the oldest."""
@@ -128,7 +141,7 @@ class LayerHistories(Memory):
     def __str__(self) -> str:
         kind, cost = str(self.dtype).removeprefix("torch."), self.cost()
         where = "memory" if self.storage is MEMORY else "files"
-        without = [name for name, layer in self.layers.items() if any(f.why for f in self.kept.get(layer, []))]
+        without = [name for name, layer in self.layers.items() if any(f.why for f in self.forwards.get(layer, []))]
         return (
             f"history, without a pass over the graph: {self.bytes / 2**20:.1f} MiB of {kind} rows in {where}"
             + (f", none for layers {', '.join(without)}" if without else "")
@@ -136,90 +149,94 @@ class LayerHistories(Memory):
             + (f", {cost['renew_ms']:.1f} ms to renew the {self.refresh} oldest" if self.refresh else "")
         )
 
-    # --- called by `Propagate` and `Recalled` -------------------------------------------------------------------------
+    # --- called by `Propagate` ----------------------------------------------------------------------------------------
 
-    def heard(self, layer: Propagate, given: list[Tensor]) -> _Heard | None:
-        """All rows are taken from the whole graph."""
-        at, forwards = self._next(layer), self.kept.get(layer, [])
+    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> HistoryRecorder | None:
+        at, forwards = self._next_forward(layer), self.forwards.get(layer, [])
         size = (2, self.data.edge_index.shape[1])
-        if at >= len(forwards) or forwards[at].why or not any(tuple(t.shape) == size for t in given):
+        if at >= len(forwards) or forwards[at].why or not any(tuple(t.shape) == size for t in tensors):
             return None
         self.stamp.fill_(self.steps)
-        return _Heard(layer, forwards[at], self.nodes)
+        return HistoryRecorder(layer, forwards[at], self.num_nodes)
 
-    def of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> Recalled | None:
+    def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> HistorySum | None:
         if call.batch.num_edges is None or call.scale.numel() != call.batch.e_id.numel():
             return None
-        forward = self._forward_of(layer, call, args, kwargs)
+        forward = self._forward_of(call, args, kwargs)
         if forward is None:
             return None
-        full = missing = None
-        if not self.noting(call) and not forward.why and forward.passes:
+        neighbours = missing = None
+        if not self.is_first_batch(call) and not forward.why and forward.passes:
             began = time.perf_counter()
             try:
-                full, missing = self._all_neighbours(call, forward, args, kwargs)
-            except Unknown as e:
-                self._do_without(layer, forward, str(e))
+                neighbours, missing = self._all_neighbours(call, forward, args, kwargs)
+            except NoHistory as e:
+                self._do_without(call.layer, forward, str(e))
             self.spent["read"] += time.perf_counter() - began
-        return Recalled(self, call, forward, full, missing)
+        return HistorySum(self, call, forward, neighbours, missing)
 
-    def _forward_of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> ForwardHistory | None:
-        n = call.number(args, kwargs)
-        forwards = self.kept.setdefault(layer, [])
-        if self._first is None and not any(self.kept.values()):
-            self._first = call.batch.calls
-        if self.noting(call) and n == len(forwards) and not backward():
+    def _forward_of(self, call: Call, args: tuple, kwargs: Kwargs) -> ForwardHistory | None:
+        n = call.forward_number(args, kwargs)
+        forwards = self.forwards.setdefault(call.layer, [])
+        if self._first_inputs is None and not any(self.forwards.values()):
+            self._first_inputs = call.batch.forward_inputs
+        if self.is_first_batch(call) and n == len(forwards) and not in_backward():
             forwards.append(ForwardHistory())
-            self._ask(layer, call, forwards[-1])
+            self._check_layer(call, forwards[-1])
         return forwards[n % len(forwards)] if forwards else None
 
-    def _ask(self, layer: Propagate, call: Call, forward: ForwardHistory) -> None:
+    def _check_layer(self, call: Call, forward: ForwardHistory) -> None:
         if call.reading.left_alone:
-            forward.why = "it stays as PyG has it"  # which is said elsewhere
+            forward.why = "it stays as PyG has it"  # of which `Root` warns
         elif call.reading.estimated:
-            self._do_without(layer, forward, "its degrees are estimated from the drawn edges")
-        elif layer.shrinks:
-            self._do_without(layer, forward, "its sums are kept at the size of the drawn neighbours")
+            self._do_without(call.layer, forward, "its degrees are estimated from the drawn edges")
+        elif call.layer.reduces_sums:
+            self._do_without(call.layer, forward, "its sums are kept at the size of the drawn neighbours")
 
     def _all_neighbours(
-        self, call: Call, forward: ForwardHistory, args: tuple, kwargs: dict[str, Any]
+        self, call: Call, forward: ForwardHistory, args: tuple, kwargs: Kwargs
     ) -> tuple[AllNeighbours | None, Tensor | None]:
-        targets = max(self.counting(call, p.level)[0] for p in forward.passes)
+        """The neighbours of all targets. Where sums never change: those of the targets whose sums are missing,
+        and which targets these are.
+        """
+        targets = max(self.needed_nodes(call, p.level)[0] for p in forward.passes)
         nodes, missing = call.batch.n_id[:targets], None
-        if len(forward.passes) == 1 and (past := forward.passes[0]).own is not None:
-            assert past.filled is not None
-            missing = (~past.filled[nodes]).nonzero().flatten()
+        if len(forward.passes) == 1 and (history := forward.passes[0]).data_name is not None:
+            assert history.filled is not None
+            missing = (~history.filled[nodes]).nonzero().flatten()
             nodes = nodes[missing]
-        elif not self.renewing and not any(p.trust for p in forward.passes):
+        elif not self.renewing and not any(p.cv_weight for p in forward.passes):
             return None, None
         if not nodes.numel():
             return None, None
-        full = AllNeighbours(call, nodes, forward)
-        full.run(args, kwargs, call)
-        if not forward.tried:  # whether edge values are the graph's alone: with other rows of nodes they stay
-            alike, full.sent = full.sent, []
-            full.run(args, kwargs, call, random=True)
-            for a, b in zip(alike, full.sent, strict=True):
+        neighbours = AllNeighbours(call, nodes, forward)
+        neighbours.run(args, kwargs, call)
+        if not forward.tried:  # edge values that follow from the graph alone stay the same with other rows of nodes
+            on_zeros = neighbours.passes
+            neighbours.run(args, kwargs, call, random=True)
+            for a, b in zip(on_zeros, neighbours.passes, strict=True):
                 if any(not torch.allclose(a.edge[k], b.edge[k], rtol=CLOSE, atol=CLOSE) for k in a.edge):
-                    raise Unknown("it makes edge values from nodes before it passes messages")
+                    raise NoHistory("it makes edge values from nodes before it passes messages")
             forward.tried = True
-        return full, missing
+        return neighbours, missing
 
     def _do_without(self, layer: Propagate, forward: ForwardHistory, why: str) -> None:
         forward.why = why
         name = next((n for n, one in self.layers.items() if one is layer), "?")
-        self.say(f"layer '{name}' ({type(layer.conv).__name__}) goes without a history: {why}")
+        self._warn_once(f"layer '{name}' ({type(layer.conv).__name__}) goes without a history: {why}")
 
-    def say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             tell(text)
 
-    def noting(self, call: Call) -> bool:
-        """Whether this is the batch on which the layers are seen for the first time."""
-        return self._first is not None and call.batch.calls is self._first
+    # --- called by `HistorySum` ---------------------------------------------------------------------------------------
 
-    def counting(self, call: Call, level: int) -> tuple[int, int]:
+    def is_first_batch(self, call: Call) -> bool:
+        """Whether this is the batch that shows which layers there are."""
+        return self._first_inputs is not None and call.batch.forward_inputs is self._first_inputs
+
+    def needed_nodes(self, call: Call, level: int) -> tuple[int, int]:
         """How many of the batch's first nodes have sums, and rows, that the seeds' results depend on."""
         many = call.batch.num_nodes or [0]
         if self.renewing:
@@ -228,42 +245,43 @@ class LayerHistories(Memory):
         hops = next((h for h, m in enumerate(edges) if m == 0), len(edges))  # a hop of none estimates nothing
         return sum(many[: max(hops - level, 0)]), sum(many[: max(hops - level + 1, 0)])
 
-    def note(self, call: Call, forward: ForwardHistory, kwargs: dict[str, Any], out: Tensor) -> None:
-        """The first sight of a `propagate`: what nodes send there, and how many sums lie before it."""
-        node = lifted(call.layer.conv)
+    def add_pass(self, call: Call, forward: ForwardHistory, kwargs: Kwargs, out: Tensor) -> None:
+        """A history for a `propagate` of the first batch."""
+        node = node_arguments(call.layer.conv)
         level = self._level(kwargs)
         if isinstance(out, Tensor) and out.grad_fn is not None:
-            self._tags[out.grad_fn] = level + 1
-        self._serial += 1
+            self._levels[out.grad_fn] = level + 1
+        self._num_passes += 1
         if forward.why:
             return
-        past = self.new(kwargs, node)
-        past.level, past.shape = level, tuple(out.shape[1:]) if isinstance(out, Tensor) else ()
+        history = self.new_pass(kwargs, node)
+        history.level, history.shape = level, tuple(out.shape[1:]) if isinstance(out, Tensor) else ()
         for update in forward.updates[len(forward.passes) :]:
             update.level = level
-        own = self._own(call, kwargs, node) if not forward.passes else None
-        for other in forward.passes:  # of several, the first is not known either: they are formed together
-            other.own, other.rows = None, {**other.rows, **other.spare}
-        if own is not None and call.reading.linear and not call.reading.parametric:
-            past.own, past.rows, past.spare = own, {}, past.rows
-            past.sums = NodeRows(self.nodes, past.shape, storage=self.storage, device=self.device)
-            past.filled = torch.zeros(self.nodes, dtype=torch.bool, device=self.device)
-        dims = {v.dim() for k in node for v in pair(kwargs.get(k)) if isinstance(v, Tensor)}
+        data_name = self._data_name(call, kwargs, node) if not forward.passes else None
+        for other in forward.passes:  # the sums of several are formed together, so those of the first are not kept
+            other.data_name, other.rows = None, {**other.rows, **other.spare}
+        if data_name is not None and call.reading.linear and not call.reading.parametric:
+            history.data_name, history.rows, history.spare = data_name, {}, history.rows
+            history.sums = NodeRows(self.num_nodes, history.shape, storage=self.storage, device=self.device)
+            history.filled = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
+        dims = {v.dim() for k in node for v in as_tuple(kwargs.get(k)) if isinstance(v, Tensor)}
         if call.layer.conv.node_dim % max(dims, default=1) != 0:
             self._do_without(call.layer, forward, "its nodes are not the first dimension of what it sums")
-        forward.passes.append(past)
+        forward.passes.append(history)
 
-    def new(self, kwargs: dict[str, Any], node: dict[str, set[str]]) -> PassHistory:
-        """Room for the sources' rows of some arguments."""
-        past = PassHistory()
+    def new_pass(self, kwargs: Kwargs, node: NodeArguments) -> PassHistory:
+        """A history with room for the sources' rows of some arguments."""
+        history = PassHistory()
         for name, sides in node.items():
-            now = sources_of(kwargs.get(name))
-            if "j" in sides and now is not None and now.is_floating_point():
-                past.rows[name] = NodeRows(self.nodes, tuple(now.shape[1:]), self.dtype, self.storage, self.device)
-        return past
+            current = sources_of(kwargs.get(name))
+            if "j" in sides and current is not None and current.is_floating_point():
+                shape = tuple(current.shape[1:])
+                history.rows[name] = NodeRows(self.num_nodes, shape, self.dtype, self.storage, self.device)
+        return history
 
-    def _own(self, call: Call, kwargs: dict[str, Any], node: dict[str, set[str]]) -> str | None:
-        """The data's attribute that all nodes' arguments are, as it is in the data."""
+    def _data_name(self, call: Call, kwargs: Kwargs, node: NodeArguments) -> str | None:
+        """The attribute of the data that all node-level arguments are, with the values that it has in the data."""
         names = set()
         for name in node:
             value = sources_of(kwargs.get(name))
@@ -277,77 +295,80 @@ class LayerHistories(Memory):
         same = torch.equal(table[call.batch.n_id[:64].to(table.device)], value[:64].to(table.device))
         return found if same else None  # a transform may have changed it
 
-    def _level(self, kwargs: dict[str, Any]) -> int:
-        """How many sums lie between the features and these arguments: found from the gradient's graph."""
-        start = [v.grad_fn for a in kwargs.values() for v in pair(a) if isinstance(v, Tensor)]
-        if len(self._tags) < self._serial or not torch.is_grad_enabled():
-            return self._serial  # one after the other, where results have no gradient
+    def _level(self, kwargs: Kwargs) -> int:
+        """How many sums lie between the features and these arguments, found from their gradient functions."""
+        start = [v.grad_fn for a in kwargs.values() for v in as_tuple(a) if isinstance(v, Tensor)]
+        if len(self._levels) < self._num_passes or not torch.is_grad_enabled():
+            return self._num_passes  # one after the other, where results have no gradient
         level, seen, stack = 0, set(), [f for f in start if f is not None]
         while stack:
             f = stack.pop()
             if f in seen:
                 continue
             seen.add(f)
-            if f in self._tags:
-                level = max(level, self._tags[f])
+            if f in self._levels:
+                level = max(level, self._levels[f])
                 continue
             stack += [g for g, _ in f.next_functions if g is not None]
         return level
 
-    def learn(
+    def renew_rows(
         self,
-        recalled: Recalled,
-        past: PassHistory,
-        kwargs: dict[str, Any],
-        then: dict[str, Any] | None,
+        control: HistorySum,
+        history: PassHistory,
+        kwargs: Kwargs,
+        previous: Kwargs | None,
         sources: int,
     ) -> None:
-        """Rows of now take the place of those kept, once this step's forward is over."""
-        call, forward = recalled.call, recalled.forward
-        if self.trying is not None:
-            self.trying.update({(id(past), name): sources_of(kwargs[name]).detach() for name in past.rows})
+        """The current rows of the first `sources` nodes replace those kept, once this step's forward is over."""
+        call, forward = control.call, control.forward
+        if self.trial_rows is not None:
+            self.trial_rows.update({(id(history), name): sources_of(kwargs[name]).detach() for name in history.rows})
             return
-        if backward() or not sources:
+        if in_backward() or not sources:
             return
-        given = [(past, kwargs)]
-        if call.passes == len(forward.passes) - 1:
-            given += [(u, k) for u, (_, k) in zip(forward.updates, recalled.given, strict=False)]
+        renewed = [(history, kwargs)]
+        if call.propagates == len(forward.passes) - 1:
+            renewed += [(u, k) for u, (_, k) in zip(forward.updates, control.updates, strict=False)]
         n_id = call.batch.n_id[:sources]
         at = first_of_each(n_id) if self.disjoint else None
         n_id = n_id if at is None else n_id[at]
-        share = MIXED if past.random and call.layer.conv.training and not self.renewing else 1.0
-        for one, words in given:
+        share = DROPOUT_SHARE if history.random and call.layer.conv.training and not self.renewing else 1.0
+        for one, inputs in renewed:
             for name, rows in one.rows.items():
-                now = sources_of(words[name]).detach()[:sources]
-                now = now if at is None else now[at]
-                self._pending.append(lambda rows=rows, now=now: rows.write(n_id, now, share))  # type: ignore[misc]
-        if not self.renewing and then is not None:
-            dots = self._dots(past, kwargs, then, sources)
-            self._pending.append(lambda: self._weigh(past, dots))
-        if past.level == max(p.level for p in self._passes):
+                current = sources_of(inputs[name]).detach()[:sources]
+                current = current if at is None else current[at]
+                self._pending.append(lambda rows=rows, new=current: rows.write(n_id, new, share))  # type: ignore[misc]
+        if not self.renewing and previous is not None:
+            dots = self._dots(history, kwargs, previous, sources)
+            self._pending.append(lambda: self._add_dots(history, dots))
+        if history.level == max(p.level for p in self._passes):
             self._pending.append(lambda: self.stamp.index_fill_(0, n_id, self.steps))
 
-    def _dots(self, past: PassHistory, kwargs: dict[str, Any], then: dict[str, Any], sources: int) -> list[Tensor]:
-        both = [(sources_of(w[k]).detach()[:sources].flatten().float() for w in (kwargs, then)) for k in past.rows]
-        pairs = [tuple(b) for b in both]
-        return [torch.stack([now @ old for now, old in pairs]).sum(), torch.stack([o @ o for _, o in pairs]).sum()]
+    def _dots(self, history: PassHistory, kwargs: Kwargs, previous: Kwargs, sources: int) -> list[Tensor]:
+        """<x, x'> and <x', x'>"""
+        pairs = [
+            tuple(sources_of(inputs[k]).detach()[:sources].flatten().float() for inputs in (kwargs, previous))
+            for k in history.rows
+        ]
+        return [torch.stack([x @ old for x, old in pairs]).sum(), torch.stack([old @ old for _, old in pairs]).sum()]
 
-    def _weigh(self, past: PassHistory, dots: list[Tensor]) -> None:
-        past.dots = [OF_LATE * a + float(b) for a, b in zip(past.dots, dots, strict=True)]
+    def _add_dots(self, history: PassHistory, dots: list[Tensor]) -> None:
+        history.dots = [DECAY * a + float(b) for a, b in zip(history.dots, dots, strict=True)]
 
     # --- the oldest rows ----------------------------------------------------------------------------------------------
 
     def _oldest(self) -> Tensor:
         """The next nodes, in a round over all, that nothing has renewed since the round before."""
         found, left = [], self.refresh
-        for _ in range(-(-self.nodes // self.refresh)):
-            stop = min(self.cursor + self.refresh, self.nodes)
+        for _ in range(-(-self.num_nodes // self.refresh)):
+            stop = min(self.cursor + self.refresh, self.num_nodes)
             part = torch.arange(self.cursor, stop, device=self.device)
             part = part[self.stamp[self.cursor : stop] <= self.round][:left]
             last = int(part[-1]) + 1 if part.numel() == left else stop
             found.append(part)
             left -= part.numel()
-            self.cursor = last % self.nodes
+            self.cursor = last % self.num_nodes
             if self.cursor == 0:
                 self.round = self.steps - 1
             if left == 0 or self.cursor == 0:
@@ -355,147 +376,146 @@ class LayerHistories(Memory):
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.long, device=self.device)
 
     def _renew_oldest(self) -> None:
-        if any(f.why for fs in self.kept.values() for f in fs):
-            self.refresh = 0  # what such a layer gives for a node without edges is not what it gives
+        if any(f.why for fs in self.forwards.values() for f in fs):
+            self.refresh = 0  # a layer without a history gives a node without edges a wrong sum
             return
         nodes = self._oldest()
         if nodes.numel() == 0:
             return
-        root = Root.of(self.model)
-        form, self.renewing = root.form, True
+        root, model = Root.of(self.model), unwrapped(self.model)
+        arguments, self.renewing = root.arguments, True
         try:
             with torch.no_grad():
                 if not self.tried:
                     self.tried = True
                     self._try_random(nodes)
-                with still(bare(self.model)):
-                    bare(self.model).eval()
+                with eval_mode(model):
+                    model.eval()
                     self._run(nodes)
-            self.settle()
+            self.write_pending()
         except Exception as e:
             self.refresh = 0
             self._pending.clear()
-            self.say(
-                f"the oldest rows of {type(bare(self.model)).__name__} are not renewed ({' '.join(str(e).split())}), "
+            self._warn_once(
+                f"the oldest rows of {type(model).__name__} are not renewed ({' '.join(str(e).split())}), "
                 "only those of nodes in training batches"
             )
         finally:
-            self.renewing, root.form = False, form
+            self.renewing, root.arguments = False, arguments
 
     def _run(self, nodes: Tensor) -> None:
-        """The model on some nodes; the one edge is there so that layers know the batch, and counts for nothing."""
+        """The model on some nodes; one edge is there so that layers find the batch, and counts for nothing."""
         one = torch.zeros(1, dtype=torch.long, device=self.device)
         scale, tree = torch.ones(1, device=self.device), one.new_zeros(nodes.numel())
         hops = Hops(nodes, torch.stack([one, one]), one, scale, tree, [nodes.numel()], [1], [])
         batch = filter_data(self.data, nodes, one, one, one)
         batch.num_nodes, batch.batch_size, batch.n_id, batch.e_id = nodes.numel(), nodes.numel(), nodes, one
-        batch = weigh(batch, hops)
+        batch = add_scale(batch, hops)
         batch = batch if self.transform is None else self.transform(batch)
-        model = bare(self.model)
+        model = unwrapped(self.model)
         device = next((p.device for p in model.parameters()), batch.edge_index.device)
         batch = batch.to(device)
-        assert self.whole is not None
-        drawn = DrawnBatch(nodes, one, hops.scale, self.whole, hops.num_nodes, hops.num_edges, [])
+        assert self.whole_graph is not None
+        drawn = DrawnBatch(nodes, one, hops.scale, self.whole_graph, hops.num_nodes, hops.num_edges, [])
         drawn.memory = weakref.ref(self)
         batches.register(batch, drawn)
         model(**arguments_of(model, batch, device, {}))
 
     def _try_random(self, nodes: Tensor) -> None:
-        """Twice in training mode: rows that differ then do so by chance, as with dropout."""
-        kept = {name: b.clone() for name, b in bare(self.model).named_buffers()}
-        seen: list[dict[tuple[int, str], Tensor]] = []
+        """Run twice in training mode: rows that differ then are random, as with dropout."""
+        model = unwrapped(self.model)
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        runs: list[dict[tuple[int, str], Tensor]] = []
         with torch.random.fork_rng(devices=[]):
             for _ in range(2):
-                self.trying = {}
+                self.trial_rows = {}
                 try:
                     self._run(nodes)
                 finally:
-                    seen.append(self.trying)
-                    self.trying = None
-        for name, b in bare(self.model).named_buffers():
-            b.copy_(kept[name])
+                    runs.append(self.trial_rows)
+                    self.trial_rows = None
+        for name, b in model.named_buffers():
+            b.copy_(buffers[name])
         self._pending.clear()
-        for past in self._passes:
-            keys = [(id(past), name) for name in past.rows]
-            past.random = any(not close(seen[0][k], seen[1][k]) for k in keys if k in seen[0])
+        for history in self._passes:
+            keys = [(id(history), name) for name in history.rows]
+            history.random = any(not close(runs[0][k], runs[1][k]) for k in keys if k in runs[0])
 
     # --- a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        self.settle()
+        self.write_pending()
 
         def leaf(value: Any) -> Any:
             return (value.shape, value.tensors()) if isinstance(value, NodeRows) else value
 
-        return {"history": self._forwards(leaf), "stamp": self.stamp, "form": Root.of(self.model).form,
+        return {"history": self._serialized(leaf), "stamp": self.stamp, "form": Root.of(self.model).arguments,
                 **{k: getattr(self, k) for k in NUMBERS}}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
         layers = state.get("history", {})
-        if layers.keys() != self.layers.keys() or state["stamp"].numel() != self.nodes:
+        if layers.keys() != self.layers.keys() or state["stamp"].numel() != self.num_nodes:
             return
 
-        def table(kept: Any, dtype: torch.dtype) -> NodeRows:
-            shape, tensors = kept
-            rows = NodeRows(self.nodes, shape, dtype, self.storage, self.device)
+        def table(stored: Any, dtype: torch.dtype) -> NodeRows:
+            shape, tensors = stored
+            rows = NodeRows(self.num_nodes, shape, dtype, self.storage, self.device)
             if tensors.keys() == rows.tensors().keys() and tensors["value"].dtype == dtype:
-                for k, own in rows.tensors().items():
-                    own.copy_(tensors[k])
-            else:  # kept in another precision
+                for k, tensor in rows.tensors().items():
+                    tensor.copy_(tensors[k])
+            else:  # stored in another precision
                 value = tensors["value"].float()
                 value = value * tensors["scale"].unsqueeze(1) if "scale" in tensors else value
-                rows.write(torch.arange(self.nodes, device=self.device), value)
+                rows.write(torch.arange(self.num_nodes, device=self.device), value)
             return rows
 
-        def passes(kept: list[dict[str, Any]]) -> list[PassHistory]:
+        def passes(stored: list[dict[str, Any]]) -> list[PassHistory]:
             return [
-                PassHistory(**{
+                from_dict(PassHistory, {
                     **p, "rows": {k: table(r, self.dtype) for k, r in p["rows"].items()}, "dots": list(p["dots"]),
                     "sums": None if p["sums"] is None else table(p["sums"], torch.float32),
                     "filled": None if p["filled"] is None else p["filled"].to(self.device, copy=True),
                     "shape": tuple(p["shape"]),
                 })
-                for p in kept
+                for p in stored
             ]  # fmt: skip
 
         for name, layer in self.layers.items():
-            self.kept[layer] = [
-                ForwardHistory(**{**f, "passes": passes(f["passes"]), "updates": passes(f["updates"])})
+            self.forwards[layer] = [
+                from_dict(ForwardHistory, {**f, "passes": passes(f["passes"]), "updates": passes(f["updates"])})
                 for f in layers[name]
             ]
         self.stamp = state["stamp"].to(self.device, copy=True)
         for k in NUMBERS:
             setattr(self, k, state[k])
         root = Root.of(self.model)
-        root.form = state["form"] if root.form is None else root.form
+        root.arguments = state["form"] if root.arguments is None else root.arguments
 
 
-class _Heard:
-    """A forward of a layer over the whole graph, whose rows are all taken."""
-
-    reading = Reading()
+class HistoryRecorder(ForwardRecorder):
+    """A forward of a layer over the whole graph, which renews all rows."""
 
     def __init__(self, layer: Propagate, forward: ForwardHistory, nodes: int):
-        self.layer, self.forward, self.nodes = layer, forward, nodes
-        self.passes = self.updates = 0
+        super().__init__(layer)
+        self.num_nodes = nodes
+        self.passes, self.updates = iter(forward.passes), iter(forward.updates)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        self._take(self.forward.updates, self.updates, kwargs)
-        self.updates += 1
-        return self.layer.own("edge_updater")(edge_index, size=size, **kwargs)
+        self._renew(next(self.updates, None), kwargs)
+        return super().edge_updater(edge_index, size=size, **kwargs)
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        self._take(self.forward.passes, self.passes, kwargs)
-        self.passes += 1
-        return self.layer.own("propagate")(edge_index, size=size, **kwargs)
+        history = next(self.passes, None)
+        if self._renew(history, kwargs) and history is not None and not history.dots[1]:
+            history.dots = [1.0, 1.0]  # as no batch has compared them yet
+        return super().propagate(edge_index, size=size, **kwargs)
 
-    def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.layer.own("aggregate")(inputs, *args, **kwargs)
-
-    def _take(self, past: list[PassHistory], at: int, kwargs: dict[str, Any]) -> None:
-        for name, rows in past[at].rows.items() if at < len(past) else ():
-            now = sources_of(kwargs.get(name))
-            if now is not None and now.shape[0] == self.nodes and tuple(now.shape[1:]) == rows.shape:
-                rows.write(torch.arange(self.nodes, device=rows.value.device), now.detach())
-                if at < len(self.forward.passes) and past is self.forward.passes and not past[at].dots[1]:
-                    past[at].dots = [1.0, 1.0]
+    def _renew(self, history: PassHistory | None, kwargs: Kwargs) -> bool:
+        """Write all nodes' rows; whether there were any."""
+        renewed = False
+        for name, rows in () if history is None else history.rows.items():
+            current = sources_of(kwargs.get(name))
+            if current is not None and current.shape[0] == self.num_nodes and tuple(current.shape[1:]) == rows.shape:
+                rows.write(torch.arange(self.num_nodes, device=rows.value.device), current.detach())
+                renewed = True
+        return renewed

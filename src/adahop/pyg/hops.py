@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from adahop.ops import in_order, induced
 from adahop.samplers import NeighborSampler
 from adahop.samplers.loop import Merged, sample
 from adahop.typed import TypedBatch, Types
+
+AnyData = TypeVar("AnyData", Data, HeteroData)
 
 
 class Hops(NamedTuple):
@@ -99,8 +101,10 @@ def _closed(hops: Hops, sampler: NeighborSampler, subgraph: str) -> Hops:
     )  # fmt: skip
 
 
-def cut(data: Data, out: SamplerOutput) -> Data:
-    """The attributes of what was drawn, as PyG's loaders give them."""
+def cut(data: Data | HeteroData, out: Any, input_type: str | None = None) -> Data | HeteroData:
+    """The attributes of what was drawn, as PyG's loaders give them; `out` is a sampler's output for the data."""
+    if isinstance(data, HeteroData):
+        return _cut_typed(data, out, str(input_type))
     batch = filter_data(data, out.node, out.row, out.col, out.edge)
     for name, ids in (("n_id", out.node), ("e_id", out.edge)):
         if name not in batch:  # as in PyG, the data's own ids stay
@@ -113,8 +117,7 @@ def cut(data: Data, out: SamplerOutput) -> Data:
     return batch
 
 
-def cut_typed(data: HeteroData, out: HeteroSamplerOutput, kind: str) -> HeteroData:
-    """The same by type and relation; `kind` is the type of the seeds."""
+def _cut_typed(data: HeteroData, out: HeteroSamplerOutput, input_type: str) -> HeteroData:
     batch = filter_hetero_data(data, out.node, out.row, out.col, out.edge)
     for name, each in (("n_id", out.node), ("e_id", out.edge)):
         for key, ids in each.items():
@@ -124,24 +127,22 @@ def cut_typed(data: HeteroData, out: HeteroSamplerOutput, kind: str) -> HeteroDa
     batch.set_value_dict("num_sampled_edges", out.num_sampled_edges)
     if out.batch is not None:
         batch.set_value_dict("batch", out.batch)
-    batch[kind].input_id, batch[kind].batch_size = out.metadata[0], out.metadata[0].numel()
+    batch[input_type].input_id, batch[input_type].batch_size = out.metadata[0], out.metadata[0].numel()
     return batch
 
 
-def weigh_typed(batch: HeteroData, hops: Hops) -> HeteroData:
-    """Add the scale to every relation, and the blocks to learn from."""
-    assert hops.typed is not None and hops.blocks is not None
-    for relation, scale in hops.typed.by_relation([b.scale for b in hops.blocks]).items():
-        batch[relation].scale = scale.to(batch[relation].edge_index.device)
-    batch.blocks = hops.blocks
-    return batch
-
-
-def weigh(batch: Data, hops: Hops) -> Data:
-    """Add the scale and the blocks to learn from; the scale is the edge weight too, where the data has none."""
-    batch.scale = hops.scale.to(batch.edge_index.device)
-    if "edge_weight" not in batch:
-        batch.edge_weight = batch.scale
+def add_scale(batch: AnyData, hops: Hops) -> AnyData:
+    """Add the scale, to every relation of typed data, and the blocks to learn from. Where the data has no edge weight
+    and no types, the scale is the edge weight too.
+    """
+    if isinstance(batch, HeteroData):
+        assert hops.typed is not None and hops.blocks is not None
+        for relation, scale in hops.typed.by_relation([b.scale for b in hops.blocks]).items():
+            batch[relation].scale = scale.to(batch[relation].edge_index.device)
+    else:
+        batch.scale = hops.scale.to(batch.edge_index.device)
+        if "edge_weight" not in batch:
+            batch.edge_weight = batch.scale
     if hops.blocks is not None:
         batch.blocks = hops.blocks
     return batch

@@ -16,9 +16,10 @@ from torch_geometric.nn import MessagePassing
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
 from adahop.pyg import batches
-from adahop.pyg.arguments import ends, lifted, still
-from adahop.pyg.root import Root
-from adahop.pyg.wrap import Call, bare, scale_of
+from adahop.pyg.arguments import Kwargs, eval_mode, is_per_edge, node_arguments, node_sides
+from adahop.pyg.call import Call
+from adahop.pyg.root import Root, parameter_names
+from adahop.pyg.wrap import propagate_of, unwrapped
 from adahop.typed import of_hetero
 
 KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
@@ -63,37 +64,35 @@ def inference(
     if device is None:
         edges = next(store.edge_index for store in data.edge_stores)
         device = next((p.device for p in model.parameters()), edges.device)
-    model = bare(model)
-    with still(model), _in_parts(model, batch_size):
-        model.eval()  # which a user may have written
+    model = unwrapped(model)
+    with eval_mode(model), _in_parts(model, batch_size):
+        model.eval()  # a method that the user may have overridden
         return model(**arguments_of(model, data, torch.device(device), arguments))
 
 
-def arguments_of(
-    model: nn.Module, data: Data | HeteroData, device: torch.device, more: dict[str, Any]
-) -> dict[str, Any]:
+def arguments_of(model: nn.Module, data: Data | HeteroData, device: torch.device, more: Kwargs) -> dict[str, Any]:
     """The model's arguments by name; an edge weight it insists on is 1 where the data has none."""
-    signature: Any = getattr(model, "signature", None)  # of torch_geometric.nn.Sequential
-    if hasattr(signature, "param_dict"):
-        required, names = list(signature.param_dict), list(signature.param_dict)
-    else:
-        params = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        params = [p for p in params if p.kind is not p.VAR_POSITIONAL]
-        required, names = [p.name for p in params if p.default is p.empty], [p.name for p in params]
+    params = [
+        p
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    names = parameter_names(model) or [p.name for p in params]
+    required = parameter_names(model) or [p.name for p in params if p.default is p.empty]
     root = Root.find(model)
-    seen = {} if root is None or root.form is None else root.form
+    seen = {} if root is None or root.arguments is None else root.arguments
     usual: tuple[str, ...] = KNOWN
     if isinstance(data, HeteroData) and "edge_type" in names:
         data, usual = _joined(data), (*KNOWN, "edge_type", "node_type")
     elif isinstance(data, HeteroData):
         data = _numbered(data)
     called = {name: data if attr == "" else value_of(data, attr) for name, attr in seen.items()}
-    for name, keys in () if root is None else root.keys.items():
+    for name, keys in () if root is None else root.argument_keys.items():
         called[name] = {k: v for k, v in (called[name] or {}).items() if k in keys}
     known = [name for name in names if name.removesuffix("_dict") in usual]
-    strange = [name for name in required if name not in known and name not in more and called.get(name) is None]
+    unknown = [name for name in required if name not in known and name not in more and called.get(name) is None]
     given_both = {"x", "edge_index"} <= {name.removesuffix("_dict") for name in known}
-    if strange or not ("" in seen.values() or given_both or "edge_index" in seen.values()):
+    if unknown or not ("" in seen.values() or given_both or "edge_index" in seen.values()):
         raise InputError(
             f"`model` must take x and edge_index, and what else it needs must be given by name, got "
             f"{type(model).__name__} with ({', '.join(required)})"
@@ -158,17 +157,17 @@ def _in_parts(model: nn.Module, size: int) -> Iterator[None]:
             del m.__dict__["propagate"]
 
 
-def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
-    sides, side = lifted(conv), ends(conv)
+def _parted(conv: MessagePassing, original: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
+    sides, side = node_arguments(conv), node_sides(conv)
 
     def propagate(edge_index: Any, size_: Any = None, **kwargs: Any) -> Tensor:
         given = kwargs.pop("size", size_)
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            return whole(edge_index, size=given, **kwargs)  # a sparse product makes no messages
+            return original(edge_index, size=given, **kwargs)  # a sparse product makes no messages
         n_src, n_dst = _sizes(given, kwargs, side)
-        ours = scale_of(conv)
+        ours = propagate_of(conv)
         if n_dst <= size or (ours is not None and isinstance(ours.call, Call)):  # a scale given by hand: in one piece
-            return whole(edge_index, size=given, **kwargs)
+            return original(edge_index, size=given, **kwargs)
         order = edge_index[1].argsort(stable=True)
         dst = edge_index[1, order].contiguous()
         out = []
@@ -178,13 +177,13 @@ def _parted(conv: MessagePassing, whole: Callable[..., Tensor], size: int) -> Ca
             at = order[lo:hi]
             part = {k: _cut(v, sides.get(k), at, start, stop, len(order)) for k, v in kwargs.items()}
             local = torch.stack([edge_index[0, at], edge_index[1, at] - start])
-            out.append(whole(local, size=(n_src, stop - start), **part))
+            out.append(original(local, size=(n_src, stop - start), **part))
         return torch.cat(out)
 
     return propagate
 
 
-def _sizes(given: Any, kwargs: dict[str, Any], side: dict[str, int]) -> tuple[int, int]:
+def _sizes(given: Any, kwargs: Kwargs, side: dict[str, int]) -> tuple[int, int]:
     """Sources and targets of a layer, from what it passes on."""
     many = list(given if given is not None else (None, None))
     for name in side.keys() & kwargs.keys():
@@ -203,6 +202,4 @@ def _cut(value: Any, sides: set[str] | None, at: Tensor, start: int, stop: int, 
         return value[0], None if value[1] is None else value[1][start:stop]
     if sides and isinstance(value, Tensor):
         return value if sides == {"j"} else value[start:stop] if sides == {"i"} else (value, value[start:stop])
-    if isinstance(value, Tensor) and value.dim() and value.shape[0] == edges:
-        return value[at]
-    return value
+    return value[at] if is_per_edge(value, edges) else value

@@ -1,4 +1,4 @@
-"""A Lightning callback that closes the learning loop: the sampler learns from the model of every training batch."""
+"""A Lightning callback: the sampler learns from the model of every training batch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def callback(
     """
 
     class Feedback(_base()):  # type: ignore[misc]
-        """Listens from the start of a training batch to its end."""
+        """Records messages from the start of a training batch to its end."""
 
         state_key = "adahop"  # its name in a checkpoint
 
         def on_train_batch_start(
             self, trainer: object, module: nn.Module, batch: Data | HeteroData, batch_idx: int, *args: object
         ) -> None:
-            learner._attend_to(module, batch)
+            learner._learn_on(module, batch)
 
         def on_train_batch_end(
             self,
@@ -44,7 +44,7 @@ def callback(
             batch_idx: int,
             *args: object,
         ) -> None:
-            learner._take_back()
+            learner._update_from_open()
             if log is not None and batch_idx % every == 0:
                 log(getattr(trainer, "global_step", batch_idx), **stats(batch))
 

@@ -17,25 +17,25 @@ from adahop.checks import InputError, KindError, flag, function, node_ids, tell
 from adahop.loader import STATE, Batches, Made, moved
 from adahop.ops import random
 from adahop.pyg.align import align
-from adahop.pyg.batches import given_edges
-from adahop.pyg.cache import cache_of, cached
+from adahop.pyg.batches import edge_index_of
+from adahop.pyg.cache import FeatureCache, cache_of, cached
 from adahop.pyg.feedback import Learner
-from adahop.pyg.hops import Hops, cut, cut_typed, draw_hops, weigh, weigh_typed
-from adahop.pyg.padding import Room, by_itself, mask, pad, pads, room_of
-from adahop.pyg.source import (
-    by_kind,
+from adahop.pyg.hops import Hops, add_scale, cut, draw_hops
+from adahop.pyg.loader_options import (
+    data_and_graph,
     estimator_of,
-    history_of,
-    hops_of,
+    history_options,
     inputs,
     inputs_of_type,
     node_sampler,
+    num_neighbors_of,
     positions,
     pyg_options,
     seed_of,
-    source,
+    split_samplers,
     subgraph_of,
 )
+from adahop.pyg.padding import PaddedShape, add_masks, check_no_batch_norm, is_padded, pad, padded_shape
 from adahop.samplers import NeighborSampler
 from adahop.samplers.base import EPOCH
 from adahop.typed import Relation
@@ -123,49 +123,54 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         padded: bool = False,
         **options: Any,
     ):
-        room = cache_of(cache, device)
-        self.data, graph = source(data, device, tables=room is None)
-        own, self._order = by_kind(sampler, neighbor_sampler)
+        cache_size = cache_of(cache, device)
+        self.data, graph = data_and_graph(data, device, tables=cache_size is None)
+        ours, self._order = split_samplers(sampler, neighbor_sampler)
         rest = pyg_options(options, type(self).__init__)
+        seed = seed_of(seed, generator)
         drawn_by = node_sampler(
-            self.data, graph, num_neighbors, method, seed_of(seed, generator), replace, weight_attr, own, device, **rest
+            self.data, graph, num_neighbors, method, seed, replace, weight_attr, ours, device, **rest
         )
         super().__init__(drawn_by, batch_size, prefetch, flag(pin_memory, "pin_memory"))
-        self.estimator = estimator_of(estimator, method, weight_attr, own, graph.types)
+        self.estimator = estimator_of(estimator, method, weight_attr, ours, graph.types)
         self.noise = noise
-        self._history = history_of(self.estimator, history_dtype, history_dir, history_refresh, self.batch_size)
+        self._history_options = history_options(
+            self.estimator, history_dtype, history_dir, history_refresh, self.batch_size
+        )
         self.input_type: str | None = None  # of the seeds, where the data has types
         if graph.types is None:
-            self.nodes, self._ids = inputs(input_nodes, graph.num_nodes, input_id)
+            self.nodes, self._input_ids = inputs(input_nodes, graph.num_nodes, input_id)
         else:
-            self.nodes, self._ids, self.input_type = inputs_of_type(input_nodes, graph.types, input_id)
-        self.nodes, self._ids = self.nodes.to(graph.device), self._ids.to(graph.device)
+            self.nodes, self._input_ids, self.input_type = inputs_of_type(input_nodes, graph.types, input_id)
+        self.nodes, self._input_ids = self.nodes.to(graph.device), self._input_ids.to(graph.device)
         self.disjoint = flag(disjoint, "disjoint")
-        self._kind = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint, graph.types)
+        self._subgraph = subgraph_of(subgraph_type if flag(directed, "directed") else "induced", disjoint, graph.types)
         self.shuffle, self.drop_last = flag(shuffle, "shuffle"), flag(drop_last, "drop_last")
         self._batch_order = batch_sampler
         self._check_order()
         self.transform = function(transform, "transform")
         self.transform_sampler_output = function(transform_sampler_output, "transform_sampler_output")
         self.filter_per_worker = filter_per_worker is not None and flag(filter_per_worker, "filter_per_worker")
-        self.cache = None if room is None else cached(self.data, room, drawn_by, self.nodes, self.batch_size)
-        self._rest = self.data  # what batches are cut from
-        if self.cache is not None:
-            self.data, self._rest = self.cache.whole(self.data), self.cache.rest(self.data)
-        self._room: Room | None = None  # of padded batches
-        if pads(padded, drawn_by, self._kind, self.estimator, batch_sampler):
-            twice = self._order is not None or self.nodes.unique().numel() < self.nodes.numel()
-            self._room, self.models_must = room_of(drawn_by, self.batch_size, self.disjoint, twice), by_itself
-        self._told = False  # that a transform gave a batch other edges
-        self._parts: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
+        self.cache: FeatureCache | None = None
+        self._cut_from = self.data  # what batches are cut from
+        if cache_size is not None:
+            self.cache = cached(self.data, cache_size, drawn_by, self.nodes, self.batch_size)
+            self.data, self._cut_from = self.cache.with_tables(self.data), self.cache.without_tables(self.data)
+        self._shape: PaddedShape | None = None  # of padded batches
+        if is_padded(padded, drawn_by, self._subgraph, self.estimator, batch_sampler):
+            repeats = self._order is not None or self.nodes.unique().numel() < self.nodes.numel()
+            self._shape = padded_shape(drawn_by, self.batch_size, self.disjoint, repeats)
+            self.check_model = check_no_batch_norm
+        self._warned = False  # that a transform gave a batch other edges
+        self._epoch_seeds: list[Tensor] | None = None  # of the epoch that began last, where a torch sampler decides
 
     def _check_order(self) -> None:
         """As in torch, two ways to say which seeds a batch has exclude each other."""
-        said = {"sampler": self._order is not None, "shuffle": self.shuffle, "drop_last": self.drop_last}
+        given = {"sampler": self._order is not None, "shuffle": self.shuffle, "drop_last": self.drop_last}
         if self._order is not None and self.shuffle:
             raise InputError("`shuffle` must be left out where a `sampler` decides the order, got both")
         if self._batch_order is not None:
-            for name in (name for name, given in said.items() if given):
+            for name in (name for name, is_given in given.items() if is_given):
                 raise InputError(f"`{name}` must be left out where a `batch_sampler` decides the batches, got both")
             if not hasattr(self._batch_order, "__len__") or not isinstance(self._batch_order, Iterable):
                 kind = type(self._batch_order).__name__
@@ -173,7 +178,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     @property
     def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
-        return hops_of(self.sampler)
+        return num_neighbors_of(self.sampler)
 
     @property
     def input_nodes(self) -> Tensor | tuple[str, Tensor]:
@@ -200,9 +205,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
     # --- the steps of a batch -----------------------------------------------------------------------------------------
 
     def opened(self) -> None:
-        self._parts = None
-        if self._snapshots is not None:
-            self._snapshots.renew()
+        self._epoch_seeds = None
+        if self._memory is not None:
+            self._memory.begin_epoch()
 
     def seeds_of(self, number: int) -> Iterator[Tensor]:
         """Positions in `input_nodes`, one tensor per batch: by seed and number, or by a torch sampler."""
@@ -212,9 +217,9 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             if self.shuffle:
                 place = random.shuffled(place, random.key(self.sampler.seed, EPOCH, number))
             return iter(place.split(self.batch_size)[: len(self)])
-        if self._parts is None:  # not a resumed epoch
-            self._parts = self._ordered()
-        return (part.to(self.nodes.device) for part in self._parts)
+        if self._epoch_seeds is None:  # not a resumed epoch
+            self._epoch_seeds = self._ordered()
+        return (part.to(self.nodes.device) for part in self._epoch_seeds)
 
     def _ordered(self) -> list[Tensor]:
         n = self.nodes.numel()
@@ -226,23 +231,19 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return [part for part in parts if part.numel() == self.batch_size or not self.drop_last]
 
     def sample(self, sampler: NeighborSampler, seeds: Tensor) -> Hops:
-        hops = draw_hops(sampler, self.nodes[seeds], self.disjoint, self._kind)
-        return hops if self._room is None else pad(hops, self._room)
+        hops = draw_hops(sampler, self.nodes[seeds], self.disjoint, self._subgraph)
+        return hops if self._shape is None else pad(hops, self._shape)
 
     def view(self, seeds: Tensor, drawn: Hops) -> Any:
-        out = self._transformed(self._ids[seeds], drawn)
-        batch: Data | HeteroData
-        if isinstance(self._rest, HeteroData):
-            batch = weigh_typed(cut_typed(self._rest, out, str(self.input_type)), drawn)
-        else:
-            batch = weigh(cut(self._rest, out), drawn)
-            batch = batch if self._room is None else mask(batch, drawn)
+        out = self._transformed(self._input_ids[seeds], drawn)
+        batch = add_scale(cut(self._cut_from, out, self.input_type), drawn)
+        batch = batch if self._shape is None else add_masks(batch, drawn)
         if self.cache is not None:
             self.cache.fill(batch, out.node)
         return self.transform(batch) if self.transform is not None and self.filter_per_worker else batch
 
     def _transformed(self, ids: Tensor, hops: Hops) -> Any:
-        """After `transform_sampler_output`, which may change what is said of the drawn edges, but not these."""
+        """After `transform_sampler_output`, which may change anything but the drawn nodes and edges."""
         drawn = hops.output(ids)
         if self.transform_sampler_output is None:
             return drawn
@@ -256,23 +257,23 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         batch = made.batch
         if self.transform is not None and not self.filter_per_worker:
             batch = self.transform(batch)
-        if self.transform is not None and not self._told:
-            self._tell(batch, made.drawn)
+        if self.transform is not None and not self._warned:
+            self._warn_of_other_edges(batch, made.drawn)
         return self._hand_out(batch, made.drawn)
 
-    def _tell(self, batch: Data | HeteroData, hops: Hops) -> None:
-        """Once: edges that were not drawn estimate no sum, so that layers see them as any others."""
+    def _warn_of_other_edges(self, batch: Data | HeteroData, hops: Hops) -> None:
+        """Once: edges that were not drawn estimate no sum, so that layers treat them as any other edges."""
         if isinstance(batch, HeteroData):
-            own = {} if hops.typed is None else hops.typed.edge_index
-            both = [(own.get(r), given_edges(batch[r]), r[0] != r[2]) for r in batch.edge_types]
+            drawn = {} if hops.typed is None else hops.typed.edge_index
+            pairs = [(drawn.get(r), edge_index_of(batch[r]), r[0] != r[2]) for r in batch.edge_types]
         else:
-            both = [(hops.edge_index, given_edges(batch), False)]
+            pairs = [(hops.edge_index, edge_index_of(batch), False)]
         if hops.blocks is None or all(
             edges is None or (drawn is not None and align(drawn.to(edges.device), edges, bipartite=two) is not None)
-            for drawn, edges, two in both
+            for drawn, edges, two in pairs
         ):
             return
-        self._told = True
+        self._warned = True
         tell(
             "`transform` gave the batch edges that were not drawn, so its layers are not scaled and teach the sampler "
             "nothing; apply it to the data before the loader, as in ToUndirected()(data)"
@@ -283,7 +284,7 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         return 1.0 if self.cache is None else self.cache.hit_rate()
 
     def back(self, done: bool) -> None:
-        self._take_back(done)
+        self._update_from_open(done)
 
     # --- a checkpoint -------------------------------------------------------------------------------------------------
 
@@ -296,17 +297,17 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the remaining batches depend on; taken within an epoch, the next iteration goes on from there."""
-        self._take_back()
+        self._update_from_open()
         position = self.position()
         if position["taken"] >= len(self):  # after the last batch the next epoch begins
             position.update(taken=0, ahead=[])
         return {
             "sampler": copy.deepcopy(self.sampler.state_dict()),
-            "snapshots": self._found if self._snapshots is None else self._snapshots.state(),
+            "snapshots": self._memory_state if self._memory is None else self._memory.state(),
             "epoch": 0 if self._epoch is None else self._epoch.number,
             "nodes": self.nodes.numel(),
             "seed": self.sampler.seed,
-            "parts": self._parts if position["taken"] else None,
+            "parts": self._epoch_seeds if position["taken"] else None,
             **position,
         }
 
@@ -315,16 +316,16 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         if not isinstance(state, dict) or not state.keys() >= NEEDED:
             raise KindError(f"`state` must be the `state_dict` of such a loader, got {type(state).__name__}")
         self.check(state)
-        many, own = state.get("nodes", self.nodes.numel()), self.nodes.numel()
-        if state["taken"] and many != own:
+        many, needed = self.nodes.numel(), state.get("nodes", self.nodes.numel())
+        if state["taken"] and many != needed:
             raise InputError(
-                f"the number of `input_nodes` must be {many} to go on within the epoch of this state, got {own}"
+                f"the number of `input_nodes` must be {needed} to go on within the epoch of this state, got {many}"
             )
         self.sampler.load_state_dict(state["sampler"])
         self.sampler.seed = state.get("seed", self.sampler.seed)
-        self._found = state["snapshots"]
-        self._remember(None if self._snapshots is None else self._snapshots.model)
-        self._parts = state.get("parts")
+        self._memory_state = state["snapshots"]
+        self._set_memory(None if self._memory is None else self._memory.model)
+        self._epoch_seeds = state.get("parts")
         self.go_on(state)
 
 

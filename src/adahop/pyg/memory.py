@@ -1,4 +1,4 @@
-"""What is remembered of a model's layers: kept from batch to batch, and applied in a layer's forward on a batch."""
+"""What is kept of a model's layers from batch to batch, and how it is applied: as a control variate of their sums."""
 
 from __future__ import annotations
 
@@ -12,65 +12,67 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from adahop.pyg.arguments import pair, still
-from adahop.pyg.batches import Whole
-from adahop.pyg.wrap import Call, Propagate, layers_of, scale_of
+from adahop.pyg.arguments import Kwargs, as_tuple, eval_mode
+from adahop.pyg.call import Call
+from adahop.pyg.readings import Reading
+from adahop.pyg.whole_graph import WholeGraph
+from adahop.pyg.wrap import Propagate, layers_of, propagate_of
 from adahop.typed import Relation
 
 
 class Memory:
-    """That of a model's layers. `kept` has an entry per forward of a layer: one that is used n times has n."""
+    """That of a model's layers. `forwards` has an entry per forward of a layer: one that is used n times has n."""
 
     def __init__(self, model: nn.Module, data: Data | HeteroData, noise: float):
         self.model, self.data, self.noise = model, data, noise
-        self.layers = {name: ours for name, m in layers_of(model).items() if (ours := scale_of(m)) is not None}
-        self.kept: dict[Propagate, list[Any]] = {}
-        self.counts: dict[Propagate, int] = {}  # forwards on the whole graph since one of the model's began
+        self.layers = {name: ours for name, m in layers_of(model).items() if (ours := propagate_of(m)) is not None}
+        self.forwards: dict[Propagate, list[Any]] = {}
+        self.forward_counts: dict[Propagate, int] = {}  # forwards on the whole graph since one of the model's began
         for layer in self.layers.values():
-            layer._memory = weakref.ref(self)
+            layer.memory_ref = weakref.ref(self)
 
     def close(self) -> None:
         for layer in self.layers.values():
             if layer.memory is self:
-                layer._memory = None
-        self.kept.clear()
+                layer.memory_ref = None
+        self.forwards.clear()
 
-    def begin(self) -> None:
-        """A forward of the model begins."""
-        self.counts.clear()
-
-    def renew(self) -> None:
-        """An epoch begins."""
+    def begin_epoch(self) -> None:
         raise NotImplementedError
 
-    def before_batch(self, whole: Whole) -> None:
+    def begin_batch(self, whole_graph: WholeGraph) -> None:
         """A batch is about to be handed out."""
         raise NotImplementedError
 
-    def of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> Remembered | None:
-        """What is remembered, for this forward of a layer on a batch."""
+    def begin_forward(self) -> None:
+        """A forward of the model begins."""
+        self.forward_counts.clear()
+
+    def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> ControlledSum | None:
+        """The control variate for a layer's forward on a batch."""
         raise NotImplementedError
 
-    def listen(self, layer: Propagate, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A forward in evaluation on something that is no batch: what it passes on is kept if it is the whole graph."""
-        heard = self.heard(layer, [v for a in (*args, *kwargs.values()) for v in pair(a) if isinstance(v, Tensor)])
-        if heard is None:
-            return layer._plain(*args, **kwargs)
-        with layer.within(heard):
-            return layer._forward(*args, **kwargs)
+    def record_forward(self, layer: Propagate, args: tuple, kwargs: Kwargs) -> Any:
+        """A forward in evaluation on something that is no batch: it is recorded if that is the whole graph."""
+        tensors = [v for a in (*args, *kwargs.values()) for v in as_tuple(a) if isinstance(v, Tensor)]
+        recorder = self.recorder(layer, tensors)
+        if recorder is None:
+            return layer.original_forward(*args, **kwargs)
+        with layer.installed(recorder):
+            return layer.forward(*args, **kwargs)
 
-    def heard(self, layer: Propagate, given: list[Tensor]) -> Any:
-        """What stands for a layer's methods in its forward on the whole graph; None where it was given another."""
+    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> ForwardRecorder | None:
+        """What records a layer's forward on the whole graph; None where these tensors are of another graph."""
         raise NotImplementedError
 
-    def parts(self, layer: Propagate, edges: dict[Relation, Tensor]) -> Callable[[Tensor], Any]:
-        """The same for each `propagate` of a layer that takes all relations as dictionaries."""
+    def recorders(self, layer: Propagate, edges: dict[Relation, Tensor]) -> Callable[[Tensor], ForwardRecorder | None]:
+        """The same for each `propagate`, by its edges, of a layer that takes all relations as dictionaries."""
         return lambda edge_index: None
 
-    def _next(self, layer: Propagate) -> int:
-        """The number of a layer's forward in the model's."""
-        at = self.counts.get(layer, 0)
-        self.counts[layer] = at + 1
+    def _next_forward(self, layer: Propagate) -> int:
+        """The number of a layer's forward within the model's."""
+        at = self.forward_counts.get(layer, 0)
+        self.forward_counts[layer] = at + 1
         return at
 
     def cost(self) -> dict[str, float]:
@@ -82,105 +84,140 @@ class Memory:
         raise NotImplementedError
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a `state`; that of a model with other layers, or of another estimator, is left alone."""
+        """Go back to a `state`; that of a model with other layers, or of another estimator, is ignored."""
         raise NotImplementedError
 
-    def _forwards(self, leaf: Callable[[Any], Any]) -> dict[str, Any]:
+    def _serialized(self, leaf: Callable[[Any], Any]) -> dict[str, Any]:
         """All that is kept, by the layers' names."""
-        return {name: plain(self.kept.get(layer, []), leaf) for name, layer in self.layers.items()}
+        return {name: to_dicts(self.forwards.get(layer, []), leaf) for name, layer in self.layers.items()}
 
 
-def plain(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Dataclasses as dictionaries of what they are made from; `leaf` says what is kept of other values."""
+def to_dicts(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Dataclasses as dictionaries of their fields, for a checkpoint; `leaf` says what is stored of other values.
+
+    A field's key in checkpoints is its name, or the `key` in its metadata.
+    """
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name), leaf) for f in fields(value) if f.init}
+        named = {f.metadata.get("key", f.name): getattr(value, f.name) for f in fields(value) if f.init}
+        return {key: to_dicts(v, leaf) for key, v in named.items()}
     if isinstance(value, dict):
-        return {k: plain(v, leaf) for k, v in value.items()}
-    return [plain(v, leaf) for v in value] if isinstance(value, list) else leaf(value)
+        return {k: to_dicts(v, leaf) for k, v in value.items()}
+    return [to_dicts(v, leaf) for v in value] if isinstance(value, list) else leaf(value)
 
 
-class Remembered:
-    """What is remembered of a layer, in one forward on a batch.
+def from_dict(kind: Any, stored: dict[str, Any]) -> Any:
+    """A dataclass from its dictionary."""
+    keys = {f.name: f.metadata.get("key", f.name) for f in fields(kind)}
+    return kind(**{name: stored[key] for name, key in keys.items() if key in stored})
 
-    The layer sums f(x) + trust (F(x') - f(x')): f over the drawn edges, F over all, x' as it is remembered. Right on
-    average wherever f is, and left to chance is only what changed since. Where messages are linear in x and nothing
-    else of them changes, that is f(x - trust x') + trust F(x'): no message is computed twice. Where x is x', it is F.
+
+class ForwardRecorder:
+    """In place of a layer's methods while its forward over the whole graph is recorded."""
+
+    reading = Reading()
+
+    def __init__(self, layer: Propagate):
+        self.layer = layer
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        return self.layer.original("edge_updater")(edge_index, size=size, **kwargs)
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        return self.layer.original("propagate")(edge_index, size=size, **kwargs)
+
+    def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.layer.original("aggregate")(inputs, *args, **kwargs)
+
+
+class ControlledSum:
+    """The sum of a layer with a control variate, in one forward on a batch.
+
+    The layer sums f(x) + c (F(x') - f(x')): f over the drawn edges, F over all, x' the inputs kept from earlier, c the
+    `cv_weight`. That is right on average wherever f is, and only what changed since is sampled. Where messages are
+    linear in x and nothing else of them changes, it is f(x - c x') + c F(x'): no message is computed twice. Where x is
+    x' and c is 1, it is F(x').
     """
 
     def __init__(self, call: Call):
         self.call = call
-        self.mode = "plain"  # or "known", "linear", "old" (f(x') is summed), "both" (f(x), after that)
-        self.trust = 0.0
-        self.total: Tensor | None = None  # what F is taken from
-        self.old: tuple[Tensor, Tensor, Tensor] | None = None  # f(x'), its messages, and these with their scale
-        self.some: Tensor | None = None  # the edges in use that f(x') is summed over, where those are not all
+        self.cv_weight = 0.0
+        self.total: Tensor | None = None  # what F(x') is taken from
+        self.previous: tuple[Tensor, Tensor, Tensor] | None = None  # f(x'), its messages, and these with their scale
+        self.subset: Tensor | None = None  # the edges in use that f(x') is summed over, where those are not all
 
     # --- called by `Call` ---------------------------------------------------------------------------------------------
 
-    def updated(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: Kwargs, out: Tensor) -> None:
         """The layer's `edge_updater` gave `out`."""
         raise NotImplementedError
 
-    def propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+    def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
         """In place of the layer's own."""
         raise NotImplementedError
 
-    def aggregate(self, inputs: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        call, own = self.call, self.call.layer.own("aggregate")
-        if self.mode == "known":
-            if call.round is not None:
-                call.round.known = True  # nothing is left to chance, so that there is nothing to learn
-            shape = torch.zeros_like(own(inputs, *args, **kwargs))
-            return _joined(shape, self._total(shape))
-        scaled = call.scaled(inputs)
-        if self.mode == "old":
-            self.old = own(scaled, *args, **kwargs), inputs, scaled
-            return self.old[0]
-        self._note(inputs, scaled)
-        out = own(scaled, *args, **kwargs)
+    def aggregate(self, inputs: Tensor, args: tuple, kwargs: Kwargs) -> Tensor:
+        """f(x), or f(x - c x'), to which what is known of F(x') and f(x') is added."""
+        call, scaled = self.call, self.call.scaled(inputs)
+        self._record(inputs, scaled)
+        out = call.layer.original("aggregate")(scaled, *args, **kwargs)
         if self.total is not None:
             total = self._total(out)
-            change = total if self.old is None else total - self.old[0][: len(total)]
-            out = _joined(out, self.trust * change)
-        self.old = None
-        call.watch(out)
+            change = total if self.previous is None else total - self.previous[0][: len(total)]
+            out = _add_to_first(out, self.cv_weight * change)
+        self.previous = None
+        call.watch_gradient(out)
         return out
+
+    # --- other ways to aggregate, for `Propagate.propagate_by` --------------------------------------------------------
+
+    def aggregate_exact(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """F(x'), where x is x' and c is 1: nothing is sampled, so that there is nothing to learn."""
+        if self.call.recorded is not None:
+            self.call.recorded.exact = True
+        zeros = torch.zeros_like(self.call.layer.original("aggregate")(inputs, *args, **kwargs))
+        return _add_to_first(zeros, self._total(zeros))
+
+    def aggregate_previous(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """f(x'), which is kept until f(x) is summed."""
+        scaled = self.call.scaled(inputs)
+        self.previous = self.call.layer.original("aggregate")(scaled, *args, **kwargs), inputs, scaled
+        return self.previous[0]
 
     # --- its parts ----------------------------------------------------------------------------------------------------
 
     def _total(self, out: Tensor) -> Tensor:
-        """F of the first nodes, as `out` is."""
+        """F(x') of the first nodes, in the dtype and on the device of `out`."""
         assert self.total is not None
         return self.total.to(out)
 
-    def _note(self, inputs: Tensor, scaled: Tensor) -> None:
-        """What is left to chance."""
-        if self.mode != "both" or "softmax" in self.call.reading.functions or not self.call.listens:
-            self.call.note(inputs, scaled)
+    def _record(self, inputs: Tensor, scaled: Tensor) -> None:
+        """The energies of what is sampled: the change of each message."""
+        if self.previous is None or "softmax" in self.call.reading.functions or not self.call.records_energies:
+            self.call.record(inputs, scaled)
             return
-        assert self.old is not None
 
-        def left(now: Tensor, old: Tensor) -> Tensor:
-            less = self.trust * old
-            return now.detach() - less if self.some is None else now.detach().index_add(0, self.some, less, alpha=-1)
+        def change(current: Tensor, previous: Tensor) -> Tensor:
+            previous = self.cv_weight * previous
+            if self.subset is None:
+                return current.detach() - previous
+            return current.detach().index_add(0, self.subset, previous, alpha=-1)
 
-        _, old, old_scaled = self.old
-        self.call.note(left(inputs, old), left(scaled, old_scaled))
+        _, messages, messages_scaled = self.previous
+        self.call.record(change(inputs, messages), change(scaled, messages_scaled))
 
     @contextlib.contextmanager
-    def past(self) -> Iterator[None]:
-        """Within, the layer runs on what is remembered, without dropout and without a gradient."""
+    def on_previous(self) -> Iterator[None]:
+        """Within, the layer runs on the inputs kept, without dropout and without a gradient."""
         call = self.call
-        known = call.alpha, call.used, call.place
-        self.mode, call.alpha = "old", None
+        saved, call.alpha = (call.alpha, call.used, call.aligned), None
         try:
-            with torch.no_grad(), still(call.layer.conv):
+            with torch.no_grad(), eval_mode(call.layer.conv):
                 yield
         finally:
-            call.alpha, call.used, call.place = known
+            call.alpha, call.used, call.aligned = saved
 
 
-def _joined(out: Tensor, change: Tensor) -> Tensor:
+def _add_to_first(out: Tensor, change: Tensor) -> Tensor:
     """`change` is that of the first nodes."""
     t = change.shape[0]
     return out + change if t == out.shape[0] else torch.cat([out[:t] + change, out[t:]])

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from adahop import ops
 from adahop.pyg import batches
-from adahop.pyg.align import Aligned
-from adahop.pyg.arguments import alike, are_edges, lifted, per_edge, some
+from adahop.pyg.align import Aligned, is_edge_index
+from adahop.pyg.arguments import Kwargs, NodeArguments, equal_rows_once, is_per_edge, node_arguments
 from adahop.pyg.batches import DrawnBatch, Found
+from adahop.pyg.call import Call
 from adahop.pyg.rows import NodeRows
-from adahop.pyg.wrap import Call, Named
 
 
-class Unknown(Exception):
+class NoHistory(Exception):
     """Why a layer's sums over all neighbours cannot be formed."""
 
 
@@ -30,22 +30,25 @@ class PassHistory:
 
     level: int = 0  # how many sums lie before it
     rows: dict[str, NodeRows] = field(default_factory=dict)
-    own: str | None = None  # the attribute of the data that its only argument is; its sums never change
+    # the attribute of the data that its only argument is, so that its sums never change
+    data_name: str | None = field(default=None, metadata={"key": "own"})
     sums: NodeRows | None = None  # those sums, where `filled`
     filled: Tensor | None = None
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge
     random: bool = False  # whether rows differ from one forward to the next (dropout)
-    dots: list[float] = field(default_factory=lambda: [0.0, 0.0])  # <x, x'> and <x', x'> of late
+    dots: list[float] = field(default_factory=lambda: [0.0, 0.0])  # running <x, x'> and <x', x'>
     spare: dict[str, NodeRows] = field(default_factory=dict, init=False)  # rows that it would need if its sums changed
 
     @property
-    def trust(self) -> float:
-        """The share of x' that was in x of late: what is left of x has the least variance then."""
-        return 1.0 if self.own else min(max(self.dots[0] / self.dots[1], 0.0), 1.0) if self.dots[1] > 0 else 0.0
+    def cv_weight(self) -> float:
+        """The share of x' that was found in x in recent batches: x less that share of x' has the least variance."""
+        if self.data_name:
+            return 1.0
+        return min(max(self.dots[0] / self.dots[1], 0.0), 1.0) if self.dots[1] > 0 else 0.0
 
     def tables(self) -> Iterator[NodeRows]:
         yield from self.rows.values()
-        if self.own is not None and self.sums is not None:
+        if self.data_name is not None and self.sums is not None:
             yield self.sums
 
 
@@ -55,126 +58,132 @@ class ForwardHistory:
 
     passes: list[PassHistory] = field(default_factory=list)
     updates: list[PassHistory] = field(default_factory=list)
-    why: str = ""  # why there is none
+    why: str = ""  # why it has no history
     tried: bool = False  # whether edge values were found to depend on the graph alone
 
-    def every(self) -> Iterator[PassHistory]:
-        yield from self.passes
-        yield from self.updates
 
-
-class Sent(NamedTuple):
-    """The edges of one `propagate` over all neighbours, and what the layer sends along with them."""
+class EdgeArguments(NamedTuple):
+    """The edges of one `propagate` (or `edge_updater`) over all neighbours, and the edge-level arguments."""
 
     used: Tensor
-    place: Aligned
+    aligned: Aligned
     edge: dict[str, Tensor]
-    updated: dict[str, int]  # arguments that an edge update gave
+    updated: dict[str, int]  # arguments that an edge update gave, and which one
 
 
-class _Enough(Exception):
-    """All edge values of a layer are known, its sums are not wanted."""
+class _Stop(Exception):
+    """All edge values of a layer are known; its sums are not wanted."""
 
 
 class AllNeighbours(Call):
     """A forward of a layer on all in-edges of some nodes, each edge with a source of its own, for its edge values."""
 
     def __init__(self, call: Call, nodes: Tensor, forward: ForwardHistory):
-        whole, edges = call.batch.whole, call.batch.whole.graph.edges
+        whole_graph, edges = call.batch.whole_graph, call.batch.whole_graph.graph.edges
         row, place = ops.spans(edges.begin[nodes], edges.last[nodes] - edges.begin[nodes])
         src, t = edges.indices[place].long(), nodes.numel()
         local = torch.where(src == nodes[row], row, torch.arange(t, t + src.numel(), device=src.device))
-        e_id = edges.numbers(nodes[row], place)
-        self.weighted = isinstance(whole, Named)
-        scale = torch.ones(src.numel(), device=src.device)
-        if isinstance(whole, Named):
-            scale = whole.data[whole.name][e_id].view(-1)
-        batch = DrawnBatch(torch.cat([nodes, src]), e_id, scale, whole, blocks=[])
+        e_id, name = edges.numbers(nodes[row], place), whole_graph.multiplicity
+        self.weighted = name is not None
+        scale = torch.ones(src.numel(), device=src.device) if name is None else whole_graph.data[name][e_id].view(-1)
+        batch = DrawnBatch(torch.cat([nodes, src]), e_id, scale, whole_graph, blocks=[])
         edge_index = torch.stack([local, row]).to(call.device)
-        super().__init__(call.layer, call.reading, Found(batch, edge_index, slice(0, src.numel())))
-        self.targets_, self.forward = t, forward
-        self.names: dict[str, Tensor] = {}
-        self.sent: list[Sent] = []
-        self.updates: list[Sent] = []
-        self._given: list[Tensor] = []  # what stands for the edge updates
+        super().__init__(call.layer, Found(batch, edge_index, slice(0, src.numel())))
+        self.num_targets, self.forward = t, forward
+        self.edge_attributes: dict[str, Tensor] = {}
+        self.passes: list[EdgeArguments] = []
+        self.updates: list[EdgeArguments] = []
+        self._placeholders: list[Tensor] = []  # zeros in place of what the edge updates give
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         return self.batch.n_id.numel()
 
-    def run(self, args: tuple, kwargs: dict[str, Any], call: Call, random: bool = False) -> None:
-        """The layer's forward up to its last `propagate`; nodes have rows that are all alike, or random ones."""
-        words = dict(zip(inspect.signature(self.layer._plain).parameters, args, strict=False)) | kwargs
-        given = {name: self._widened(name, value, call, random) for name, value in words.items()}
-        self.sent, self.updates, self._given, self.known = [], [], [], []
-        with torch.no_grad(), self.layer.within(self), alike(self.layer.conv), contextlib.suppress(_Enough):
-            self.layer._forward(**given)
-        if len(self.sent) < len(self.forward.passes):
-            raise Unknown("it passes messages another number of times than before")
+    def run(self, args: tuple, kwargs: Kwargs, call: Call, random: bool = False) -> None:
+        """The layer's forward up to its last `propagate`, on rows of nodes that are all zeros, or random ones."""
+        named = dict(zip(inspect.signature(self.layer.original_forward).parameters, args, strict=False)) | kwargs
+        named = {name: self._for_all_edges(name, value, call, random) for name, value in named.items()}
+        self.passes, self.updates, self._placeholders, self.alignments = [], [], [], []
+        with torch.no_grad(), self.layer.installed(self), equal_rows_once(self.layer.conv), contextlib.suppress(_Stop):
+            self.layer.forward(**named)
+        if len(self.passes) < len(self.forward.passes):
+            raise NoHistory("it passes messages another number of times than before")
 
-    def _widened(self, name: str, value: Any, call: Call, random: bool) -> Any:
+    def _for_all_edges(self, name: str, value: Any, call: Call, random: bool) -> Any:
         """An argument of the layer for all neighbours."""
-        if are_edges(value):
+        if is_edge_index(value):
             return self.edge_index
         if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
-            return tuple(self._widened(name, v, call, random) for v in value)
+            return tuple(self._for_all_edges(name, v, call, random) for v in value)
         if isinstance(value, tuple | list) and value and all(isinstance(v, int) for v in value):
-            return tuple(self.nodes for _ in value)  # sizes
+            return tuple(self.num_nodes for _ in value)  # sizes
         if not isinstance(value, Tensor) or not value.dim():
             return value
-        if any(value is one for one in call.ones):
-            ones = torch.ones(self.scale.numel(), device=self.device, dtype=value.dtype)
-            self.ones.append(ones)
-            return ones
-        data, many = call.batch.whole.data, call.found.columns or slice(0, call.edge_index.shape[1])
-        if value.shape[0] == many.stop - many.start:
-            found = batches.attribute(call.batch, value)
-            if found is not None and per_edge(data.to_dict().get(found), data.edge_index.shape[1]):
-                self.names[found] = data[found][self.batch.e_id].to(value.device)
-                return self.names[found]
+        if any(value is one for one in call.unit_weights):
+            self.unit_weights.append(torch.ones(self.scale.numel(), device=self.device, dtype=value.dtype))
+            return self.unit_weights[-1]
+        data, columns = call.batch.whole_graph.data, call.found.columns or slice(0, call.edge_index.shape[1])
+        if value.shape[0] == columns.stop - columns.start:
+            found = batches.edge_attribute(call.batch, value)
+            if found is not None and is_per_edge(data.to_dict().get(found), data.edge_index.shape[1]):
+                self.edge_attributes[found] = data[found][self.batch.e_id].to(value.device)
+                return self.edge_attributes[found]
             if name.startswith("edge") or value.shape[0] > call.batch.n_id.numel():
-                raise Unknown(f"its `{name}` is made by the model, and known for drawn edges only")
+                raise NoHistory(f"its `{name}` is made by the model, and known for drawn edges only")
         if not value.is_floating_point():
             found = batches.node_attribute(call.batch, value)
             if found is None or found not in data:
-                raise Unknown(f"its `{name}` is made by the model, and known for the batch's nodes only")
+                raise NoHistory(f"its `{name}` is made by the model, and known for the batch's nodes only")
             return data[found][self.batch.n_id].to(value.device)
         if random:
             g = torch.Generator().manual_seed(0)
-            return torch.randn(self.nodes, *value.shape[1:], generator=g).to(value)
-        return torch.zeros_like(value[:1]).expand(self.nodes, *value.shape[1:])
+            return torch.randn(self.num_nodes, *value.shape[1:], generator=g).to(value)
+        return torch.zeros_like(value[:1]).expand(self.num_nodes, *value.shape[1:])
 
     def attribute(self, value: Tensor | None) -> str | None:
-        if value is None or any(value is one for one in self.ones):
+        if value is None or any(value is one for one in self.unit_weights):
             return None
-        return next((name for name, own in self.names.items() if own is value), self.LEARNED)
+        return next((name for name, known in self.edge_attributes.items() if known is value), self.LEARNED)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        self.updates.append(self._sent(edge_index, kwargs, lifted(self.layer.conv, "_edge_user_args")))
-        past = self.forward.updates[len(self.updates) - 1]
-        self._given.append(torch.zeros(1, device=self.device).expand(edge_index.shape[1], *past.shape))
-        return self._given[-1]
+        self.updates.append(self._arguments(edge_index, kwargs, node_arguments(self.layer.conv, "_edge_user_args")))
+        shape = self.forward.updates[len(self.updates) - 1].shape
+        self._placeholders.append(torch.zeros(1, device=self.device).expand(edge_index.shape[1], *shape))
+        return self._placeholders[-1]
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        self.sent.append(self._sent(edge_index, kwargs, lifted(self.layer.conv)))
-        if len(self.sent) == len(self.forward.passes):
-            raise _Enough
-        past = self.forward.passes[len(self.sent) - 1]
-        return torch.zeros(1, device=self.device).expand(self.nodes, *past.shape)
+        self.passes.append(self._arguments(edge_index, kwargs, node_arguments(self.layer.conv)))
+        if len(self.passes) == len(self.forward.passes):
+            raise _Stop
+        shape = self.forward.passes[len(self.passes) - 1].shape
+        return torch.zeros(1, device=self.device).expand(self.num_nodes, *shape)
 
-    def _sent(self, edge_index: Any, kwargs: dict[str, Any], node: dict[str, set[str]]) -> Sent:
+    def _arguments(self, edge_index: Any, kwargs: Kwargs, node: NodeArguments) -> EdgeArguments:
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            raise Unknown("it passes messages by a sparse matrix")
-        place, many = self.aligned(edge_index), edge_index.shape[1]
-        if place is None:
-            raise Unknown("it passes messages over other edges than those of the batch")
-        updated = {k: i for k, v in kwargs.items() for i, given in enumerate(self._given) if v is given}
-        edge = {k: v for k, v in kwargs.items() if per_edge(v, many) and k not in node and k not in updated}
-        at = (edge_index[1] < self.targets_).nonzero().flatten()  # loops that the layer added to sources as well
+            raise NoHistory("it passes messages by a sparse matrix")
+        aligned, many = self.align(edge_index), edge_index.shape[1]
+        if aligned is None:
+            raise NoHistory("it passes messages over other edges than those of the batch")
+        updated = {k: i for k, v in kwargs.items() for i, zeros in enumerate(self._placeholders) if v is zeros}
+        edge = {k: v for k, v in kwargs.items() if is_per_edge(v, many) and k not in node and k not in updated}
+        at = (edge_index[1] < self.num_targets).nonzero().flatten()  # layers add loops to sources as well
         if at.numel() < many:
-            edge_index, place, edge = edge_index[:, at], some(place, at), {k: v[at] for k, v in edge.items()}
-        return Sent(edge_index, place, edge, updated)
+            edge_index, aligned, edge = edge_index[:, at], aligned.subset(at), {k: v[at] for k, v in edge.items()}
+        return EdgeArguments(edge_index, aligned, edge, updated)
 
-    def put(self, sent: Sent) -> None:
+    def aggregated(self, arguments: EdgeArguments, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
+        """Messages and sums of the layer's own `propagate` over all neighbours."""
+        found: list[tuple[Tensor, Tensor]] = []
+
+        def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            inputs = self.scaled(inputs) if self.weighted else inputs
+            found.append((inputs, self.layer.original("aggregate")(inputs, *args, **kwargs)))
+            return found[-1][1]
+
+        self.use(arguments)
+        self.layer.propagate_by(aggregate, arguments.used, (self.num_nodes, self.num_targets), kwargs)
+        return found[-1]
+
+    def use(self, arguments: EdgeArguments) -> None:
         """From now on these are the edges in use."""
-        self.used, self.place, self.alpha = sent.used, sent.place, None
+        self.used, self.aligned, self.alpha = arguments.used, arguments.aligned, None

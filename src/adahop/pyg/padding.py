@@ -14,20 +14,20 @@ from adahop.checks import InputError, flag
 from adahop.pyg.hops import Hops
 from adahop.samplers import NeighborSampler
 
-# what a row of these becomes depends on all rows of a batch
+# the output of these for a row depends on all rows of a batch
 OVER_NODES = (_BatchNorm, pyg.BatchNorm, pyg.InstanceNorm, pyg.GraphNorm, pyg.GraphSizeNorm, pyg.PairNorm,
               pyg.MeanSubtractionNorm, pyg.DiffGroupNorm)  # fmt: skip
 
 
-class Room(NamedTuple):
+class PaddedShape(NamedTuple):
     """How many nodes and edges a padded batch has: at least as many as any batch needs, and two nodes more."""
 
     nodes: int
     edges: int
 
 
-def pads(padded: object, sampler: NeighborSampler, subgraph: str, estimator: str, batch_sampler: object) -> bool:
-    """Whether batches are padded; what has no bound on its size, or does not bear nodes that are added, is refused."""
+def is_padded(padded: object, sampler: NeighborSampler, subgraph: str, estimator: str, batch_sampler: object) -> bool:
+    """Whether batches are padded; refused where batches have no largest size, or added nodes would change results."""
     if not flag(padded, "padded"):
         return False
     if sampler.graph.types is not None:
@@ -43,8 +43,8 @@ def pads(padded: object, sampler: NeighborSampler, subgraph: str, estimator: str
     return True
 
 
-def room_of(sampler: NeighborSampler, batch_size: int, disjoint: bool, twice: bool) -> Room:
-    """The room that batches need at most, found from fan-outs and degrees; `twice`: a seed may come more than once."""
+def padded_shape(sampler: NeighborSampler, batch_size: int, disjoint: bool, repeats: bool) -> PaddedShape:
+    """What batches need at most, found from fan-outs and degrees; `repeats`: a seed may come more than once."""
     graph = sampler.graph
     loops, true = graph.first - graph.indptr[:-1], graph.last - graph.first
     new, nodes, edges = batch_size, batch_size, 0
@@ -53,27 +53,28 @@ def room_of(sampler: NeighborSampler, batch_size: int, disjoint: bool, twice: bo
             break
         k = sampler.sizes[layer]
         drawn = true if k < 0 else true.clamp(max=k)
-        again = disjoint or (twice and edges == 0)
-        edges, new = edges + _most(drawn + loops, new, again), _most(drawn, new, again)
+        repeated = disjoint or (repeats and edges == 0)
+        edges, new = edges + _largest_sum(drawn + loops, new, repeated), _largest_sum(drawn, new, repeated)
         new = new if disjoint else min(new, graph.num_nodes)
         nodes += new
-    return Room((nodes if disjoint else min(nodes, graph.num_nodes + batch_size)) + 2, edges)
+    return PaddedShape((nodes if disjoint else min(nodes, graph.num_nodes + batch_size)) + 2, edges)
 
 
-def _most(each: Tensor, many: int, again: bool) -> int:
-    """The largest sum over so many nodes; `again`: a node may come more than once."""
-    if again:
+def _largest_sum(each: Tensor, many: int, repeated: bool) -> int:
+    """The largest sum over so many nodes; `repeated`: a node may come more than once."""
+    if repeated:
         return many * int(each.max()) if each.numel() else 0
     return int(each.topk(min(many, each.numel())).values.sum())
 
 
-def pad(hops: Hops, room: Room) -> Hops:
-    """The same with nodes and edges added at the end. Added edges run between added nodes, with scale 0, so that what
-    any aggregation gives the others is what it was. An added node has the id of the first seed."""
-    nodes, edges = room.nodes - hops.n_id.numel(), room.edges - hops.e_id.numel()
+def pad(hops: Hops, shape: PaddedShape) -> Hops:
+    """The same with nodes and edges added at the end. Added edges run between added nodes, with scale 0, so that no
+    aggregation changes for the other nodes. An added node has the id of the first seed.
+    """
+    nodes, edges = shape.nodes - hops.n_id.numel(), shape.edges - hops.e_id.numel()
     if nodes < 2 or edges < 0:
         raise InputError(
-            f"a padded batch must need at most {room.nodes - 2} nodes and {room.edges} edges, got "
+            f"a padded batch must need at most {shape.nodes - 2} nodes and {shape.edges} edges, got "
             f"{hops.n_id.numel()} and {hops.e_id.numel()}: more seeds than `batch_size`?"
         )
     start = hops.n_id.numel()
@@ -89,16 +90,16 @@ def pad(hops: Hops, room: Room) -> Hops:
     )
 
 
-def mask(batch: Data, hops: Hops) -> Data:
-    """Say which nodes and edges are the batch's own: `node_mask` and `edge_mask`."""
+def add_masks(batch: Data, hops: Hops) -> Data:
+    """Add `node_mask` and `edge_mask`, which are False where nodes and edges were added."""
     device = batch.edge_index.device
-    for name, ids, own in (("node_mask", hops.n_id, hops.num_nodes), ("edge_mask", hops.e_id, hops.num_edges)):
-        assert own is not None
-        batch[name] = torch.arange(ids.numel(), device=device) < sum(own)
+    for name, ids, drawn in (("node_mask", hops.n_id, hops.num_nodes), ("edge_mask", hops.e_id, hops.num_edges)):
+        assert drawn is not None
+        batch[name] = torch.arange(ids.numel(), device=device) < sum(drawn)
     return batch
 
 
-def by_itself(model: nn.Module) -> None:
+def check_no_batch_norm(model: nn.Module) -> None:
     """Refuse a model in which nodes of a batch change each other outside of its edges."""
     for name, part in model.named_modules():
         if isinstance(part, OVER_NODES) or (isinstance(part, pyg.LayerNorm) and part.mode == "graph"):

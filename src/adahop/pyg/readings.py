@@ -1,4 +1,4 @@
-"""Readings: the few ways in which a layer can be made to take each drawn edge for the `scale` edges it stands for.
+"""Readings: the few ways in which a layer can be made to count each drawn edge for the `scale` edges it stands for.
 
 A layer sums its messages, or averages them, or normalises them itself: by softmax, by degrees, by `gcn_norm`. For the
 first two a factor on the messages is enough. For the others, that layer's own functions are copied with a `softmax`,
@@ -20,27 +20,28 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 from adahop import ops
 from adahop.ops import segment_sum
 from adahop.pyg.align import Aligned
+from adahop.pyg.whole_graph import HomogeneousGraph, offsets
 
 if TYPE_CHECKING:
-    from adahop.pyg.wrap import Call
+    from adahop.pyg.call import Call
 
 
 class Reading(NamedTuple):
-    """How a layer takes the scale: by which functions of its own, and by which factor on its messages.
+    """How a layer applies the scale: by which of its functions, replaced by ours, and by which factor on its messages.
 
-    factor: "one" (a copied function has the scale in it), "sum" (scale), "mean" (scale k / n, with k the target's
+    factor: "one" (a replaced function has the scale in it), "sum" (scale), "mean" (scale k / n, with k the target's
     messages here and n those in the whole graph), or "none": the layer is left as it is.
     """
 
     functions: frozenset[str] = frozenset()
     factor: str = "none"
     why: str = ""  # of a layer that is left as it is
-    whole: bool = True  # whether a batch sums up what the whole graph does, so that a snapshot of that is of use
+    sums_match: bool = True  # whether with all neighbours a batch's sums are the whole graph's, as a memory needs
     estimated: bool = False  # whether degrees are estimated from the batch (learned edge weights)
     linear: bool = False  # whether messages are linear in what nodes pass to `propagate`
     parametric: bool = True  # whether messages depend on the layer's parameters
     teaches: bool = True  # whether odds are learnt from its messages; where not, they stay uniform
-    times: str | None = None  # the argument of `propagate` that a message is, times a coefficient
+    row_argument: str | None = None  # of `propagate`: a message is the source's row of it, times a coefficient
 
     @property
     def left_alone(self) -> bool:
@@ -54,7 +55,7 @@ class Reading(NamedTuple):
         return f"{name}, whole-graph degrees" if degrees else name
 
 
-# --- the functions that a copy gets -----------------------------------------------------------------------------------
+# --- in place of PyG's functions --------------------------------------------------------------------------------------
 
 
 def softmax(
@@ -65,36 +66,33 @@ def softmax(
     num_nodes: int | None = None,
     dim: int = 0,
 ) -> Tensor:
-    """exp(a) scale / sum of exp(a) scale: each drawn edge counts for as many as it stands for."""
+    """exp(a) scale / sum of exp(a) scale: each drawn edge counts for the edges it stands for."""
     scale = call.scale_of(src.shape[dim])
     if scale is None:
         return utils.softmax(src, index, ptr, num_nodes, dim)
     if dim == 0 and ptr is None and index is not None and src.dim() <= 2:
         out = ops.softmax(src, index, call.batch.n_id.numel() if num_nodes is None else num_nodes, scale.to(src.dtype))
-        call.alpha = out.detach()
-        return out
-    shape = [1] * src.dim()
-    shape[dim] = -1
-    out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
+    else:
+        shape = [1] * src.dim()
+        shape[dim] = -1
+        out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
     call.alpha = out.detach()
     return out
 
 
 def degree(call: Call, index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """That of the whole graph: what the batch shows of a node's edges is replaced by what there is."""
-    own = utils.degree(index, num_nodes, dtype)
-    row = call.row_of(index)
-    if row is None or own.numel() > getattr(call.batch, call.batch.side(row)).numel():
-        return own
-    n = own.numel()
-    given = call.edge_index
-    true = ~call.batch.whole.is_loop(given)
+    """That of the whole graph: the edges of a node that the batch does not show are added."""
+    out = utils.degree(index, num_nodes, dtype)
+    row, n = call.row_of(index), out.numel()
+    if row is None or n > call.batch.ids(row).numel():
+        return out
+    edges = call.edge_index
+    loop = call.batch.whole_graph.is_loop(edges)
     inward, loops = call.sums(None, n, row)
-    here = torch.bincount(given[row][true], minlength=n)[:n]
-    missing = inward * call.share - here
-    if index.numel() >= given.shape[1]:  # the data's self-loops are counted
-        missing = missing + loops - torch.bincount(given[row][~true], minlength=n)[:n]
-    return own + missing.to(own.dtype)
+    missing = inward * call.share - torch.bincount(edges[row][~loop], minlength=n)[:n]
+    if index.numel() >= edges.shape[1]:  # the data's self-loops are counted
+        missing = missing + loops - torch.bincount(edges[row][loop], minlength=n)[:n]
+    return out + missing.to(out.dtype)
 
 
 def gcn_norm(
@@ -107,56 +105,60 @@ def gcn_norm(
     flow: str = "source_to_target",
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """scale a_ij (d_i d_j)^(-1/2) with d of the whole graph, which a batch does not know at its rim."""
-    aligned = call.aligned(edge_index)
+    """scale a_ij (d_i d_j)^(-1/2) with d of the whole graph, as nodes of the last hop have no edges in the batch."""
+    aligned = call.align(edge_index)
     if aligned is None or flow != "source_to_target":
         return pyg_gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     fill, name = 2.0 if improved and edge_weight is not None else 1.0, call.attribute(edge_weight)
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
     key = ("gcn_norm", name, fill, add_self_loops, n, dtype, edge_weight is None, *aligned[:3], call.device)
-    usual = add_self_loops and aligned.at is None and aligned.kept == aligned.edges and aligned.share == 1.0
-    usual = usual and name != call.LEARNED and (edge_weight is None or not edge_weight.requires_grad)
-    if usual and key in call.batch.kept:  # of another layer
-        edge_index, aligned, out, call.targets = call.batch.kept[key]
-        call.known.append((edge_index, aligned))
-        call.keep(out, None)
+    shared = add_self_loops and aligned.unchanged  # the same for all layers
+    shared = shared and name != call.LEARNED and (edge_weight is None or not edge_weight.requires_grad)
+    if shared and key in call.batch.cache:
+        edge_index, aligned, out, call.target_factor = call.batch.cache[key]
+        call.alignments.append((edge_index, aligned))
+        call.graph_values.append(out)
         return edge_index, out
     inward, loops = call.degrees(name, edge_weight, aligned, edge_index, n)
     if add_self_loops:
         total = inward + call.loops(name, loops, n).nan_to_num(fill)
         edge_index, edge_weight = utils.add_remaining_self_loops(edge_index, edge_weight, fill, n)
-        aligned = call.aligned(edge_index)
+        aligned = call.align(edge_index)
         assert aligned is not None
     else:
         total = inward + loops
-    value = call.cast(aligned.take(call.scale), dtype if edge_weight is None else edge_weight.dtype)
+    value = _cast(aligned.take(call.scale), dtype if edge_weight is None else edge_weight.dtype)
     value = value if edge_weight is None else value * edge_weight
     root = total.to(torch.promote_types(total.dtype, value.dtype)).rsqrt().masked_fill(total <= 0, 0.0).to(value.dtype)
-    call.targets = root.detach()
+    call.target_factor = root.detach()
     out = root[edge_index[0]] * value * root[edge_index[1]]
-    call.keep(out, edge_weight if name == call.LEARNED else None)
-    if usual:
-        call.batch.kept[key] = edge_index, aligned, out, call.targets
+    if name != call.LEARNED:
+        call.graph_values.append(out)
+    if shared:
+        call.batch.cache[key] = edge_index, aligned, out, call.target_factor
     return edge_index, out
+
+
+def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return value if dtype is None else value.to(dtype)
 
 
 def scatter(
     call: Call, src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum"
 ) -> Tensor:
-    """A sum of edge weights per node, which is a degree: that of the whole graph. Other sums are what they are."""
+    """A sum of edge weights per node is a degree: that of the whole graph. Other sums stay as they are."""
     flat = src.dim() == 1 and reduce in ("sum", "add") and src.numel() == index.numel()
     row = call.row_of(index) if flat else None
-    aligned = call.aligned(call.edge_index) if row is not None and src.numel() == call.edge_index.shape[1] else None
-    own = utils.scatter(src, index, dim, dim_size, reduce)
-    if aligned is None or row is None or own.numel() > call.batch.n_id.numel():
-        return own
+    aligned = call.align(call.edge_index) if row is not None and src.numel() == call.edge_index.shape[1] else None
+    out = utils.scatter(src, index, dim, dim_size, reduce)
+    n = out.numel()
+    if aligned is None or row is None or n > call.batch.n_id.numel():
+        return out
     name = None if bool((src == 1).all()) else call.attribute(src)
     if name == call.LEARNED and row == 0:
-        return own
-    inward, loops = (
-        call.degrees(name, src, aligned, call.edge_index, own.numel()) if row else call.sums(name, own.numel(), 0)
-    )
-    return (inward + loops).to(own.dtype)
+        return out
+    inward, loops = call.degrees(name, src, aligned, call.edge_index, n) if row else call.sums(name, n, 0)
+    return (inward + loops).to(out.dtype)
 
 
 def get_laplacian(
@@ -169,7 +171,7 @@ def get_laplacian(
 ) -> tuple[Tensor, Tensor]:
     """With the degrees of the whole graph; PyG takes those by source."""
     edge_index, edge_weight = utils.remove_self_loops(edge_index, edge_weight)
-    aligned = call.aligned(edge_index)
+    aligned = call.align(edge_index)
     if aligned is None:
         return utils.get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
@@ -180,7 +182,7 @@ def get_laplacian(
     else:
         total = call.sums(name, n, 0)[0] * call.share
     weight = torch.ones(edge_index.shape[1], device=edge_index.device) if edge_weight is None else edge_weight
-    weight, total = call.cast(weight, dtype), call.cast(total, dtype)
+    weight, total = _cast(weight, dtype), _cast(total, dtype)
     if normalization is None:
         both, _ = utils.add_self_loops(edge_index, num_nodes=n)
         return both, torch.cat([-weight, total])
@@ -195,20 +197,20 @@ def get_laplacian(
 def add_self_loops(
     call: Call, edge_index: Tensor, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Tensor, Any]:
-    """A self-loop whose attribute is the mean (or sum) of the node's edges: of those that the drawn ones stand for."""
+    """A self-loop whose attribute is the mean (or sum) of the node's edges: of all that the drawn ones stand for."""
     edges, attr = utils.add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    aligned = call.aligned(edge_index) if isinstance(attr, Tensor) and fill_value in ("mean", "add", "sum") else None
+    aligned = call.align(edge_index) if isinstance(attr, Tensor) and fill_value in ("mean", "add", "sum") else None
     if aligned is None:
         return edges, attr
     m, n = edge_index.shape[1], edges.shape[1] - edge_index.shape[1]
-    scale = call.cast(aligned.take(call.scale), attr.dtype)
+    scale = aligned.take(call.scale).to(attr.dtype)
     total = segment_sum((attr[:m] * scale.view(-1, *[1] * (attr.dim() - 1))).flatten(1), edge_index[1], n)
     if fill_value == "mean":
         total = total / segment_sum(scale, edge_index[1], n).clamp(min=1e-30).unsqueeze(1)
     return edges, torch.cat([attr[:m], total.view(n, *attr.shape[1:])])
 
 
-OURS: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     utils.softmax: softmax,
     utils.degree: degree,
     utils.scatter: scatter,
@@ -221,8 +223,8 @@ OURS: dict[Any, Callable[..., Any]] = {
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-class _Package:
-    """A module of PyG in which some functions are ours."""
+class _ModuleProxy:
+    """A module of PyG in which some functions are replaced by ours."""
 
     def __init__(self, module: types.ModuleType, swap: Callable[[Any], Any]):
         self._module, self._swap = module, swap
@@ -234,11 +236,13 @@ class _Package:
 class Copies:
     """Copies of a layer's own functions, in which PyG's `softmax`, `gcn_norm`, ... are those above.
 
-    `current()` is the call under way. A copy differs from the original in its global names alone.
+    `current()` is the call under way. A copy differs from the original in its global names alone; nothing outside of
+    the layer is touched.
     """
 
-    def __init__(self, conv: MessagePassing, current: Callable[[], Call]):
-        self.current, self.names = current, set()  # type: Callable[[], Call], set[str]
+    def __init__(self, conv: MessagePassing, current: Callable[[], Any]):
+        self.current = current
+        self.names: set[str] = set()  # of the functions that are replaced
         self.methods: list[tuple[nn.Module, str, Callable[..., Any]]] = []
         for module in (conv, *(m for m in (conv.aggr_module,) if m is not None)):
             for name, function in _functions(type(module)):
@@ -248,8 +252,8 @@ class Copies:
 
     def _swap(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType):
-            return _Package(value, self._swap)
-        ours = OURS.get(value) if isinstance(value, types.FunctionType) else None
+            return _ModuleProxy(value, self._swap)
+        ours = REPLACEMENTS.get(value) if isinstance(value, types.FunctionType) else None
         if ours is None:
             return value
         self.names.add(ours.__name__)
@@ -258,30 +262,32 @@ class Copies:
             call = self.current()
             if call is None or ours.__name__ not in call.reading.functions:
                 return value(*args, **kwargs)
-            call.asked.add(ours.__name__)
+            call.functions_called.add(ours.__name__)
             return ours(call, *args, **kwargs)
 
         return function
 
     def _copy(self, function: types.FunctionType, depth: int) -> types.FunctionType:
-        """The function with ours in its globals, and in those of helpers of the same file; itself where it has none."""
-        names, fresh = set(_names(function.__code__)), {}
+        """The function with ours in its globals, and in those of helpers of the same file; the function itself where
+        it calls none of them.
+        """
+        names, replaced = set(_names(function.__code__)), {}
         for name in names & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "torch_geometric":
                 if _reaches(value, names, 3):
-                    self.names |= {o.__name__ for f, o in OURS.items() if f.__name__ in names}
-                    fresh[name] = _Package(value, self._swap)
+                    self.names |= {ours.__name__ for f, ours in REPLACEMENTS.items() if f.__name__ in names}
+                    replaced[name] = _ModuleProxy(value, self._swap)
             elif isinstance(value, types.FunctionType):
                 other = self._swap(value)
                 if other is value and depth and value.__module__ == function.__module__:
                     other = self._copy(value, depth - 1)
                 if other is not value:
-                    fresh[name] = other
-        if not fresh:
+                    replaced[name] = other
+        if not replaced:
             return function
         copy = types.FunctionType(
-            function.__code__, {**function.__globals__, **fresh}, function.__name__, function.__defaults__,
+            function.__code__, {**function.__globals__, **replaced}, function.__name__, function.__defaults__,
             function.__closure__,
         )  # fmt: skip
         copy.__kwdefaults__ = function.__kwdefaults__
@@ -289,7 +295,7 @@ class Copies:
 
 
 def _functions(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """A class's own functions, as an instance finds them; those of the bases of all layers are left out."""
+    """The functions of a class, as an instance finds them; those of the bases of all layers are left out."""
     seen = set()
     for base in kind.__mro__:
         if base in (MessagePassing, Aggregation, nn.Module, object):
@@ -308,10 +314,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _reaches(module: types.ModuleType, names: set[str], depth: int) -> bool:
-    """Whether one of the functions that have a version of ours is called by way of a module's name."""
+    """Whether one of the functions that are replaced is called by way of a module's name."""
     for name in names:
         value = getattr(module, name, None)
-        if isinstance(value, types.FunctionType) and value in OURS:
+        if isinstance(value, types.FunctionType) and value in REPLACEMENTS:
             return True
         if depth and isinstance(value, types.ModuleType) and _reaches(value, names, depth - 1):
             return True
@@ -328,29 +334,28 @@ def shares(call: Call, aligned: Aligned, used: Tensor) -> Tensor:
     n = int(call.batch.n_id.numel())
     here = torch.bincount(row, minlength=n).to(call.scale.dtype)
     if aligned.share < 1.0:
-        known = _of_relation(call, aligned, used, n)
+        known = _relation_counts(call, aligned, used, n)
         total = segment_sum(aligned.take(call.scale), row, n) if known is None else known.to(here.dtype)
     else:
-        loop = call.batch.whole.is_loop(used)
+        loop = call.batch.whole_graph.is_loop(used)
         total = call.sums(None, n)[0].to(here.dtype) + torch.bincount(row[loop], minlength=n)
     return here / total.clamp(min=1e-30)
 
 
-def _of_relation(call: Call, aligned: Aligned, used: Tensor, nodes: int) -> Tensor | None:
+def _relation_counts(call: Call, aligned: Aligned, used: Tensor, nodes: int) -> Tensor | None:
     """[nodes] edges of one relation in the whole graph, where those in use are all of one that were drawn; typed nodes
     lie type after type.
     """
-    typed, whole = call.batch.typed, call.batch.whole
-    spans = {} if typed is None or aligned.at is not None else typed.span
-    both = slice(aligned.start, aligned.start + aligned.kept)
-    relation = next((r for r, span in spans.items() if span == both), None)
+    typed, whole_graph = call.batch.typed, call.batch.whole_graph
+    spans = {} if typed is None or aligned.columns is not None else typed.span
+    columns = slice(aligned.start, aligned.start + aligned.num_aligned)
+    relation = next((r for r, span in spans.items() if span == columns), None)
     if typed is None or relation is None:
         return None
-    kinds = list(typed.n_id)
-    start = sum(typed.n_id[t].numel() for t in kinds[: kinds.index(relation[2])])
+    assert isinstance(whole_graph, HomogeneousGraph)
+    start = offsets({kind: ids.numel() for kind, ids in typed.n_id.items()})[relation[2]]
     ids = typed.n_id[relation[2]]
-    of = whole.relations[relation]  # type: ignore[attr-defined]
     total = torch.bincount(used[1, used[0] == used[1]], minlength=nodes).float()
-    inward = of.sums(None)[0]
+    inward = whole_graph.relations[relation].sums(None)[0]
     total[start : start + ids.numel()] += inward[ids.to(inward.device)].to(total.device)
     return total

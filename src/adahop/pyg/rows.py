@@ -17,7 +17,7 @@ PIECE = 1 << 16  # rows decoded at once
 
 
 def row_dtype(dtype: object) -> torch.dtype:
-    """As given, if rows can be kept in it."""
+    """The dtype, if rows can be stored in it."""
     if dtype not in DTYPES:
         names = ", ".join(str(d) for d in DTYPES)
         raise InputError(f"`history_dtype` must be one of {names}, got {dtype!r}")
@@ -47,7 +47,7 @@ class NodeRows:
 
     @property
     def bytes(self) -> int:
-        return self.value.nbytes + (0 if self.scale is None else self.scale.nbytes)
+        return sum(t.nbytes for t in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"value": self.value} if self.scale is None else {"value": self.value, "scale": self.scale}
@@ -61,11 +61,13 @@ class NodeRows:
         return self.flat(nodes).view(nodes.numel(), *self.shape)
 
     def write(self, nodes: Tensor, rows: Tensor, share: float = 1.0) -> None:
-        """The rows of some nodes, no two alike, move by `share` of the way to these."""
+        """Move the rows of some nodes, each of which is there once, by `share` of the way to these."""
         rows = rows.detach().flatten(1).to(self.value.device, torch.float32)
         if share < 1.0:
             old = self.flat(nodes)
-            rows = torch.where(old.any(1, keepdim=True), old.lerp(rows, share), rows)  # the first time all the way
+            rows = torch.where(
+                old.any(1, keepdim=True), old.lerp(rows, share), rows
+            )  # all the way where nothing was written
         if self.scale is not None:
             largest = rows.abs().amax(1) / STEPS if rows.shape[1] else rows.new_zeros(len(rows))
             self.scale.index_copy_(0, nodes, largest)

@@ -1,5 +1,5 @@
-"""Snapshots: what each layer sent and summed for every node at the last pass over the graph; a batch then draws what
-changed since.
+"""Snapshots: what each layer sent and summed for every node at the last pass over the graph; on a batch, only what
+changed since is sampled.
 """
 
 from __future__ import annotations
@@ -20,244 +20,229 @@ from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
-from adahop.pyg.arguments import ends, less, no_edges, pair
-from adahop.pyg.batches import Joint, Whole
-from adahop.pyg.fused import Operand, on_ones
+from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, node_sides, subtract
+from adahop.pyg.call import Call
+from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
-from adahop.pyg.memory import Memory, Remembered
-from adahop.pyg.readings import Reading
+from adahop.pyg.memory import ControlledSum, ForwardRecorder, Memory, from_dict
 from adahop.pyg.root import Root
-from adahop.pyg.wrap import Call, Propagate, bare
+from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph
+from adahop.pyg.wrap import Propagate, unwrapped
 from adahop.typed import Relation
 
 log = logging.getLogger("adahop")
-EDGE = ("edge_weight", "edge_attr")
+EDGE_ATTRIBUTES = ("edge_weight", "edge_attr")
 
 
 @dataclass
-class Table:
+class PropagateRecord:
     """The arguments of one `propagate` (or `edge_updater`) at the last pass, and what it summed up."""
 
     node: dict[str, Any] = field(default_factory=dict)  # rows per node; a pair for sources and targets
     edge: dict[str, Tensor] = field(default_factory=dict)  # rows per edge in use
-    own: dict[str, str] = field(default_factory=dict)  # arguments that are an attribute of the data
+    data_names: dict[str, str] = field(default_factory=dict, metadata={"key": "own"})  # of attributes of the data
     used: Tensor | None = None  # the edges in use, while `edge` is not empty
     total: Tensor | None = None  # what `aggregate` gave
     side: dict[str, int] = field(default_factory=dict)  # whether a tensor's rows are of sources (0) or targets (1)
     _places: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
-    def leave_out(self, names: set[str]) -> None:
-        """These are of no use: the graph alone decides them."""
+    def drop_edge_arguments(self, names: set[str]) -> None:
+        """Forget arguments that follow from the graph alone: they are the same now."""
         self.edge = {name: rows for name, rows in self.edge.items() if name not in names}
         self.used = self.used if self.edge else None
 
-    def places(self, whole: Whole) -> tuple[Tensor, Tensor]:
+    def places(self, whole_graph: WholeGraph) -> tuple[Tensor, Tensor]:
         """Where the edges of the data, and the self-loops of its nodes, lie among the edges in use; -1: nowhere."""
         if self._places is None:
             assert self.used is not None
-            given, used = whole.edge_index.to(self.used.device), self.used
-            place = align(given, used, nodes=max(whole.num_nodes), bipartite=whole.bipartite)
-            edge = used.new_full((given.shape[1],), -1)
-            loop = used.new_full((whole.num_nodes[1],), -1)
-            if place is not None:
-                which, loops = torch.arange(used.shape[1], device=used.device), whole.is_loop(used)
+            edges, used = whole_graph.edge_index.to(self.used.device), self.used
+            aligned = align(edges, used, nodes=max(whole_graph.num_nodes), bipartite=whole_graph.bipartite)
+            edge, loop = (used.new_full((n,), -1) for n in (edges.shape[1], whole_graph.num_nodes[1]))
+            if aligned is not None:
+                which, loops = torch.arange(used.shape[1], device=used.device), whole_graph.is_loop(used)
+                edge = aligned.put(which + 1, edges.shape[1]) - 1
                 loop[used[0, loops]] = which[loops]
-                if place.at is None:
-                    edge[place.start : place.start + place.kept] = which[: place.kept]
-                else:
-                    edge[place.at[place.at >= 0]] = which[place.at >= 0]
             self._places = edge, loop
         return self._places
 
 
 @dataclass
-class Recorded:
+class ForwardRecord:
     """One forward of a layer over the whole graph."""
 
-    passes: list[Table] = field(default_factory=list)
-    updates: list[Table] = field(default_factory=list)
-    old: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers then
+    passes: list[PropagateRecord] = field(default_factory=list)
+    updates: list[PropagateRecord] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict, metadata={"key": "old"})  # and buffers, at the pass
     relation: Relation | None = None  # of typed data, where it was one
 
 
-class Recording:
+class SnapshotRecorder(ForwardRecorder):
     """A forward of a layer over the whole graph, while it is recorded."""
 
-    reading = Reading()
-
-    def __init__(self, layer: Propagate, memory: Snapshots, whole: Whole):
-        self.layer, self.memory, self.whole = layer, memory, whole
-        self.done = Recorded(old={k: v.detach().clone() for k, v in layer.conv.state_dict().items()})
-        self.done.relation = whole.relation
-        self.parts: list[Tensor] = []  # what `aggregate` gave
-        self.last: Tensor | None = None  # what the edge update gave
+    def __init__(self, layer: Propagate, memory: Snapshots, whole_graph: WholeGraph):
+        super().__init__(layer)
+        self.memory, self.whole_graph = memory, whole_graph
+        self.record = ForwardRecord(parameters={k: v.detach().clone() for k, v in layer.conv.state_dict().items()})
+        self.record.relation = whole_graph.relation
+        self.parts: list[Tensor] = []  # what `aggregate` gave; in several parts within `inference`
+        self.last_update: Tensor | None = None  # what `edge_updater` gave
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        out = self.layer.own("edge_updater")(edge_index, size=size, **kwargs)
-        table = self._table(edge_index, kwargs, "_edge_user_args")
-        if table is not None:
-            self.done.updates.append(table)
-            self.last = out
+        out = super().edge_updater(edge_index, size=size, **kwargs)
+        record = self._record(edge_index, kwargs, "_edge_user_args")
+        if record is not None:
+            self.record.updates.append(record)
+            self.last_update = out
         return out
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         self.parts = []
-        out = self.layer.own("propagate")(edge_index, size=size, **kwargs)
-        table = self._table(edge_index, kwargs)
-        if table is not None and self.parts:
-            table.total = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
-            self.done.passes.append(table)
+        out = super().propagate(edge_index, size=size, **kwargs)
+        record = self._record(edge_index, kwargs)
+        if record is not None and self.parts:
+            record.total = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+            self.record.passes.append(record)
         return out
 
     def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out = self.layer.own("aggregate")(inputs, *args, **kwargs)
+        out = super().aggregate(inputs, *args, **kwargs)
         self.parts.append(out.detach().clone())  # layers go on to change it in place
         return out
 
-    def _table(self, edge_index: Any, kwargs: dict[str, Any], which: str = "_user_args") -> Table | None:
+    def _record(self, edge_index: Any, kwargs: Kwargs, which: str = "_user_args") -> PropagateRecord | None:
+        """The arguments; None where one is of an unknown kind, which may have changed when a batch is drawn."""
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None
-        table, many = Table(side=ends(self.layer.conv, which)), self.whole.num_nodes
+        record, many = PropagateRecord(side=node_sides(self.layer.conv, which)), self.whole_graph.num_nodes
         for name, value in kwargs.items():
-            parts = pair(value)
+            parts = as_tuple(value)
             rows = [v.shape[0] for v in parts if isinstance(v, Tensor) and v.dim()]
             if not rows:
                 continue
-            own = None if len(parts) > 1 else self.memory.own_name(value)
-            if own is not None:
-                table.own[name] = own
-            if value is self.last:
-                continue  # what the edge update gave is found again from its own arguments
-            if _fits(parts, many, table.side.get(name, 0)):
+            data_name = None if len(parts) > 1 else self.memory.data_name(value)
+            if data_name is not None:
+                record.data_names[name] = data_name
+            if value is self.last_update:
+                continue  # computed again from the arguments of the edge update
+            if _is_per_node(parts, many, record.side.get(name, 0)):
                 one = None if parts[0] is None else self.memory.keep(parts[0])
                 rest = [one if v is parts[0] else None if v is None else self.memory.keep(v) for v in parts[1:]]
-                table.node[name] = (one, *rest) if rest else one
-            elif own is None and rows == [edge_index.shape[1]]:
-                table.edge[name] = self.memory.keep(value)
-                table.used = edge_index
-            elif own is None:
-                return None  # an argument of another kind, which may have changed
-        return table
+                record.node[name] = (one, *rest) if rest else one
+            elif data_name is None and rows == [edge_index.shape[1]]:
+                record.edge[name] = self.memory.keep(value)
+                record.used = edge_index
+            elif data_name is None:
+                return None
+        return record
 
 
-def _fits(parts: tuple[Any, ...], many: tuple[int, int], side: int) -> bool:
+def _is_per_node(parts: tuple[Any, ...], many: tuple[int, int], side: int) -> bool:
     """Whether an argument has a row per node of the whole graph, sources' and targets' where it is a pair."""
     sizes = many if len(parts) == 2 else (many[side],) * len(parts)
     return all(not isinstance(v, Tensor) or v.shape[:1] == (n,) for v, n in zip(parts, sizes, strict=True))
 
 
-class Applied(Remembered):
-    """The snapshot of a layer in one forward on a batch: x' and F(x') are those of the last pass, by the parameters
+class SnapshotSum(ControlledSum):
+    """The sum of a layer in one forward on a batch, where x' and F(x') are those of the last pass, by the parameters
     that the layer had then.
     """
 
-    def __init__(self, memory: Snapshots, call: Call, recorded: Recorded):
+    def __init__(self, memory: Snapshots, call: Call, record: ForwardRecord):
         super().__init__(call)
-        self.memory, self.recorded, self.trust = memory, recorded, 1.0 - memory.noise
+        self.memory, self.record, self.cv_weight = memory, record, 1.0 - memory.noise
         self.updates = 0
-        self.then: tuple[Tensor, Tensor] | None = None  # what the edge update gives, and would have given
+        self.edge_update: tuple[Tensor, Tensor] | None = None  # what `edge_updater` gives now, and gave at the pass
 
-    def updated(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def after_edge_update(self, edge_index: Tensor, size: Any, kwargs: Kwargs, out: Tensor) -> None:
         at, self.updates = self.updates, self.updates + 1
-        then, _ = (None, False) if at >= len(self.recorded.updates) else self._then(self.recorded.updates[at], kwargs)
-        if then is not None:
-            with self.past(), self._parameters():
-                self.then = out, self.call.layer.own("edge_updater")(edge_index, size=size, **then)
+        previous = self._previous_inputs(self.record.updates[at], kwargs)[0] if at < len(self.record.updates) else None
+        if previous is not None:
+            with self.on_previous(), self._previous_parameters():
+                self.edge_update = out, self.call.layer.original("edge_updater")(edge_index, size=size, **previous)
 
-    def propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        self.mode, self.total = "plain", None
-        call, own, reading = self.call, self.call.layer.own("propagate"), self.call.reading
-        rows, passes = fused.rows_of(call, kwargs), self.recorded.passes
-        table = passes[call.passes] if call.passes < len(passes) else None
-        if table is None:
-            return call.summed(rows, edge_index, size, kwargs)
-        table.leave_out({name for name, v in kwargs.items() if any(v is f for f in call.fixed)})
-        old = None if rows is None else self._beside(table, rows)
-        then, fixed = self._then(table, kwargs, None if old is None else reading.times)
-        if then is None:
-            return call.summed(rows, edge_index, size, kwargs)
-        self.total = table.total
-        if fixed and reading.linear and not reading.parametric:
-            if self.trust == 1.0 and self._known(table, kwargs):
-                self.mode = "known"
-                return own(edge_index[:, :0], size=size, **no_edges(kwargs, edge_index.shape[1], table.node))
-            self.mode = "linear"
-            if rows is not None and old is not None:
-                return call.without_messages(self._changed(rows, old), edge_index, size, kwargs)
-            change = {k: less(kwargs[k], then[k], self.trust) for k in table.node}
-            return own(edge_index, size=size, **{**kwargs, **change})
-        if rows is not None and old is not None:
-            operand = self._corrected(edge_index, size, then, rows, old)
+    def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
+        self.total = None
+        call, original, reading = self.call, self.call.layer.original("propagate"), self.call.reading
+        rows, passes = fused.source_rows(call, kwargs), self.record.passes
+        record = passes[call.propagates] if call.propagates < len(passes) else None
+        if record is None:
+            return call.propagate_rows(rows, edge_index, size, kwargs)
+        record.drop_edge_arguments({name for name, v in kwargs.items() if any(v is f for f in call.graph_values)})
+        table = None if rows is None else self._previous_table(record, rows)
+        previous, edges_same = self._previous_inputs(record, kwargs, None if table is None else reading.row_argument)
+        if previous is None:
+            return call.propagate_rows(rows, edge_index, size, kwargs)
+        self.total = record.total
+        if edges_same and reading.linear and not reading.parametric:
+            if self.cv_weight == 1.0 and self._inputs_same(record, kwargs):
+                kwargs = at_edges(kwargs, slice(0), edge_index.shape[1], record.node)
+                return call.layer.propagate_by(self.aggregate_exact, edge_index[:, :0], size, kwargs)
+            if rows is not None and table is not None:
+                return call.without_messages(self._changed_rows(rows, table), edge_index, size, kwargs)
+            change = {k: subtract(kwargs[k], previous[k], self.cv_weight) for k in record.node}
+            return original(edge_index, size=size, **{**kwargs, **change})
+        if rows is not None and table is not None:
+            operand = self._corrected_total(edge_index, size, previous, rows, table)
             return call.without_messages(operand, edge_index, size, kwargs)
-        with self.past(), self._parameters(reading.parametric):
-            own(edge_index, size=size, **then)
-        self.mode = "both"
-        return own(edge_index, size=size, **kwargs)
+        with self.on_previous(), self._previous_parameters(reading.parametric):
+            call.layer.propagate_by(self.aggregate_previous, edge_index, size, previous)
+        return original(edge_index, size=size, **kwargs)
 
     @contextlib.contextmanager
-    def _parameters(self, parametric: bool = True) -> Iterator[None]:
+    def _previous_parameters(self, parametric: bool = True) -> Iterator[None]:
         """Within, the layer has the parameters and buffers of the pass."""
-        before: list[tuple[dict[str, Any], str, Any]] = []
+        saved: list[tuple[dict[str, Any], str, Any]] = []
         try:
-            for path, value in self.recorded.old.items() if parametric else ():
+            for path, value in self.record.parameters.items() if parametric else ():
                 where, _, name = path.rpartition(".")
                 module = self.call.layer.conv.get_submodule(where)
                 held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
                 if name in held:
-                    before.append((held, name, held[name]))
+                    saved.append((held, name, held[name]))
                     held[name] = value
             yield
         finally:
-            for held, name, value in before:
+            for held, name, value in saved:
                 held[name] = value
 
     # --- sums without messages ----------------------------------------------------------------------------------------
 
-    def _beside(self, table: Table, rows: Tensor) -> Tensor | None:
-        """The table of what the sources passed on at the pass, where a sum without messages can read it."""
+    def _previous_table(self, record: PropagateRecord, rows: Tensor) -> Tensor | None:
+        """All nodes' rows at the pass, where a sum without messages can read them in place."""
         call, reading = self.call, self.call.reading
-        assert reading.times is not None
-        old, total, linear = pair(table.node.get(reading.times))[0], table.total, reading.linear
-        if old is None or total is None or (linear and not reading.parametric and len(table.node) > 1):
+        assert reading.row_argument is not None
+        table, total, linear = as_tuple(record.node.get(reading.row_argument))[0], record.total, reading.linear
+        if table is None or total is None or (linear and not reading.parametric and len(record.node) > 1):
             return None
-        if "softmax" not in reading.functions and (reading.parametric or not linear or table.edge):
-            return None  # what changed of a message is noted message by message
+        if "softmax" not in reading.functions and (reading.parametric or not linear or record.edge):
+            return None  # what changed of a message is recorded message by message
         kind = rows.dtype, rows.device, rows.shape[1:]
-        fits = all((t.dtype, t.device, t.shape[1:]) == kind for t in (old, total))
-        few = len(rows) <= getattr(call.batch, call.batch.side(0)).numel()
-        return old if fits and old.is_contiguous() and few else None
+        fits = all((t.dtype, t.device, t.shape[1:]) == kind for t in (table, total))
+        return table if fits and table.is_contiguous() and len(rows) <= call.batch.ids(0).numel() else None
 
-    def _ends(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids of the batch's sources and targets, where some rows lie."""
-        batch = self.call.batch
-        return batch.on(rows.device, batch.side(0)), batch.on(rows.device, batch.side(1))
-
-    def _changed(self, rows: Tensor, old: Tensor) -> Operand:
+    def _changed_rows(self, rows: Tensor, table: Tensor) -> Operand:
         """Linear messages: what changed since the pass, on top of the sums of the pass."""
         assert self.total is not None
-        sources, targets = self._ends(rows)
-        change, norm = ops.change(rows, old, sources, self.trust)
-        return Operand(change, norm, (self.total, targets, self.trust))
+        batch, device = self.call.batch, rows.device
+        change, norm = ops.change(rows, table, batch.ids(0, device), self.cv_weight)
+        return Operand(change, norm, (self.total, batch.ids(1, device), self.cv_weight))
 
-    def _corrected(self, edge_index: Tensor, size: Any, then: dict[str, Any], rows: Tensor, old: Tensor) -> Operand:
-        """Messages now, on top of the sums of the pass less those of the drawn edges then."""
+    def _corrected_total(self, edge_index: Tensor, size: Any, previous: Kwargs, rows: Tensor, table: Tensor) -> Operand:
+        """Messages now, on top of the sums of the pass less those of the drawn edges at the pass."""
         assert self.total is not None
-        call, found, conv = self.call, [], self.call.layer.conv.__dict__
-        sources, targets = self._ends(rows)
-        base = (self.total, targets, self.trust)
+        call, found = self.call, []
+        sources, targets = call.batch.ids(0, rows.device), call.batch.ids(1, rows.device)
+        base = (self.total, targets, self.cv_weight)
 
         def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             many = fused.num_targets(*args, **kwargs)
-            _, coef, at = fused.coefficients(call, rows, inputs, many)
-            found.append(ops.gather_sum(old, sources[at.src], at.dst, at.sorted(coef * -self.trust), at.ptr, base))
+            _, coef, layout = fused.coefficients(call, rows, inputs, many)
+            coef = layout.sorted(coef * -self.cv_weight)
+            found.append(ops.gather_sum(table, sources[layout.src], layout.dst, coef, layout.ptr, base))
             return inputs.new_zeros(many, *inputs.shape[1:])
 
-        conv["aggregate"], before = aggregate, conv["aggregate"]
-        try:
-            with self.past(), self._parameters(call.reading.parametric):
-                call.layer.own("propagate")(edge_index, size=size, **then)
-        finally:
-            conv["aggregate"] = before
+        with self.on_previous(), self._previous_parameters(call.reading.parametric):
+            call.layer.propagate_by(aggregate, edge_index, size, previous)
         return Operand(rows, None, (found[0], None, 1.0))
 
     # --- its parts ----------------------------------------------------------------------------------------------------
@@ -268,234 +253,252 @@ class Applied(Remembered):
         rows = self.call.batch.on(self.total.device, "n_id")[: out.shape[dim]]
         return self.total.index_select(dim, rows).to(out)
 
-    def _then(
-        self, table: Table, kwargs: dict[str, Any], ones: str | None = None
+    def _previous_inputs(
+        self, record: PropagateRecord, kwargs: Kwargs, ones: str | None = None
     ) -> tuple[dict[str, Any] | None, bool]:
-        """The arguments as they were at the pass, and whether those of edges are as they are now.
+        """The arguments as they were at the pass, and whether those of edges are the same now; (None, False) where
+        they are not known.
 
-        `ones` names one that is read where it lies: it gets ones instead.
+        `ones` names an argument whose rows are read in the table: it gets ones instead.
         """
-        then, fixed = dict(kwargs) if ones is None else on_ones(ones, kwargs), True
+        previous, edges_same = dict(kwargs) if ones is None else with_ones(ones, kwargs), True
         for name, value in kwargs.items():
             if not isinstance(value, Tensor | tuple | list) or name == ones:
                 continue
-            if self.then is not None and value is self.then[0]:
-                then[name], fixed = self.then[1], False
-            elif name in table.node:
-                then[name] = self._rows(table.node[name], value, table.side.get(name, 0))
-                if then[name] is None:
+            if self.edge_update is not None and value is self.edge_update[0]:
+                previous[name], edges_same = self.edge_update[1], False
+            elif name in record.node:
+                previous[name] = self._previous_rows(record.node[name], value, record.side.get(name, 0))
+                if previous[name] is None:
                     return None, False
             elif (
-                any(value is f for f in self.call.fixed)
-                or name in table.own
-                or not any(isinstance(v, Tensor) and v.dim() for v in pair(value))
+                any(value is f for f in self.call.graph_values)
+                or name in record.data_names
+                or not any(isinstance(v, Tensor) and v.dim() for v in as_tuple(value))
             ):
                 continue
-            elif name in table.edge and isinstance(value, Tensor):
-                then[name], fixed = self._edges(table, name, value), False
+            elif name in record.edge and isinstance(value, Tensor):
+                previous[name], edges_same = self._previous_edges(record, name, value), False
             else:
                 return None, False
-        return then, fixed
+        return previous, edges_same
 
-    def _rows(self, rows: Any, value: Any, side: int) -> Any:
-        """Rows of the batch's nodes, of sources and targets where there are two."""
+    def _previous_rows(self, rows: Any, value: Any, side: int) -> Any:
+        """A node-level argument at the pass, for the batch's nodes; None where it has another form now."""
         if isinstance(rows, tuple) != isinstance(value, tuple | list):
             return None
         found: list[Tensor | None] = []
-        batch = self.call.batch
         sides = (0, 1) if isinstance(rows, tuple) else (side,)
-        for row, now, end in zip(pair(rows), pair(value), sides, strict=True):
-            if (row is None) != (now is None):
+        for row, current, end in zip(as_tuple(rows), as_tuple(value), sides, strict=True):
+            if (row is None) != (current is None):
                 return None
             if row is None:
                 found.append(None)
                 continue
-            n_id = batch.on(row.device, batch.side(end))
-            if now.shape[0] > n_id.numel() or now.shape[1:] != row.shape[1:]:
+            ids = self.call.batch.ids(end, row.device)
+            if current.shape[0] > ids.numel() or current.shape[1:] != row.shape[1:]:
                 return None
-            found.append(row[n_id[: now.shape[0]]].to(now.device, now.dtype))
+            found.append(row[ids[: current.shape[0]]].to(current.device, current.dtype))
         return tuple(found) if isinstance(rows, tuple) else found[0]
 
-    def _edges(self, table: Table, name: str, value: Tensor) -> Tensor:
+    def _previous_edges(self, record: PropagateRecord, name: str, value: Tensor) -> Tensor:
+        """An edge-level argument at the pass, for the edges in use."""
         call = self.call
-        edge, loop = table.places(call.batch.whole)
-        assert call.place is not None and call.used is not None
+        edge, loop = record.places(call.batch.whole_graph)
+        assert call.aligned is not None and call.used is not None
         e_id, n_id = (call.batch.on(edge.device, k) for k in ("e_id", "n_id"))
-        at = call.place.take(e_id, -1)
+        at = call.aligned.take(e_id, -1)
         target = n_id[call.used[1].to(n_id.device)]
         place = torch.where(at >= 0, edge[at.clamp(min=0)], -1)
         place = torch.where(place >= 0, place, loop[target])
-        return table.edge[name][place.clamp(min=0)].to(value.device, value.dtype)
+        return record.edge[name][place.clamp(min=0)].to(value.device, value.dtype)
 
-    def _known(self, table: Table, kwargs: dict[str, Any]) -> bool:
-        """Whether the nodes' arguments are attributes of the data, now as then."""
-        for name, rows in table.node.items():
-            values = [v for v in pair(kwargs[name]) if v is not None]
+    def _inputs_same(self, record: PropagateRecord, kwargs: Kwargs) -> bool:
+        """Whether the node-level arguments are attributes of the data, now as at the pass."""
+        for name, rows in record.node.items():
+            values = [v for v in as_tuple(kwargs[name]) if v is not None]
             if any(v.requires_grad or not isinstance(v, Tensor) for v in values):
                 return False
             names = {batches.node_attribute(self.call.batch, v) for v in values}
-            if None in names or names != {self.memory.own_name(v) for v in pair(rows) if v is not None}:
+            if None in names or names != {self.memory.data_name(v) for v in as_tuple(rows) if v is not None}:
                 return False
-        return bool(table.node)
+        return bool(record.node)
 
 
 class Snapshots(Memory):
     """Those of a model's layers. They are taken when the model, in evaluation, runs over the whole data."""
 
     def __init__(
-        self, model: nn.Module, data: Data | HeteroData, wholes: dict[Relation | None, Whole], noise: float = 0.0
+        self,
+        model: nn.Module,
+        data: Data | HeteroData,
+        whole_graphs: dict[Relation | None, WholeGraph],
+        noise: float = 0.0,
     ):
         super().__init__(model, data, noise)
-        self.wholes = wholes
+        self.whole_graphs = whole_graphs
         self.fresh = False  # whether there was a pass since the last step
         self.warned = False
-        self.passed = 0.0  # seconds that the last pass of its own took
-        self.waiting = False  # for the model's first step, which shows how it is called
-        self._named = batches.attributes(data)
-        self._own = {_place(v): k for k, v in self._named.items()}
+        self.pass_seconds = 0.0  # that the last pass made by the loader took
+        self.awaits_step = False  # the model's first step shows how it is called
+        self._attributes = batches.attributes(data)
+        self._names = {_memory_key(v): k for k, v in self._attributes.items()}
 
     @property
-    def apart(self) -> bool:
-        """Whether a layer's sums on batches have another size than in a pass: what was passed on is then of no use."""
-        return any(layer.shrinks for layer in self.layers.values())
+    def _unusable(self) -> bool:
+        """Whether a layer's sums on batches have another size than in a pass."""
+        return any(layer.reduces_sums for layer in self.layers.values())
 
-    def renew(self) -> None:
+    def begin_epoch(self) -> None:
         """A pass over the data, unless there was one since the last step; a model that cannot make it goes without.
 
-        A model that may or may not take what the data has is waited for: its first step shows which.
+        Where it is not clear which attributes of the data the model takes, the pass waits for its first step.
         """
-        if self.fresh or self.apart:
+        if self.fresh or self._unusable:
             return
         root = Root.of(self.model)
-        self.waiting = root.form is None and self._unclear()
-        if self.waiting:
+        self.awaits_step = root.arguments is None and self._call_unclear()
+        if self.awaits_step:
             return
         began = time.perf_counter()
         try:
             inference(self.model, self.data)
-            self.passed = time.perf_counter() - began
+            self.pass_seconds = time.perf_counter() - began
             log.info("%s", self)
         except Exception as e:
-            self.waiting = root.form is None
-            if not self.waiting and not self.warned:
+            self.awaits_step = root.arguments is None
+            if not self.awaits_step and not self.warned:
                 self.warned = True
+                name = type(unwrapped(self.model)).__name__
                 tell(
-                    f"no snapshot can be taken of {type(bare(self.model)).__name__} ({e}); run adahop.inference on the "
-                    "part of it that takes x and edge_index once an epoch, or pass estimator='plain'"
+                    f"no snapshot can be taken of {name} ({e}); run adahop.inference on the part of it that takes x "
+                    "and edge_index once an epoch, or pass estimator='plain'"
                 )
+
+    def begin_batch(self, whole_graph: WholeGraph) -> None:
+        """The pass that waited for the model's first step is made."""
+        if self.awaits_step and Root.of(self.model).arguments is not None:
+            self.begin_epoch()
+
+    def _call_unclear(self) -> bool:
+        """Whether the model may or may not take an edge attribute that the data has."""
+        takes = inspect.signature(unwrapped(self.model).forward).parameters
+        optional = {name for name, p in takes.items() if p.default is not p.empty}
+        return any(
+            name.removesuffix("_dict") in EDGE_ATTRIBUTES and value_of(self.data, name) is not None for name in optional
+        )
 
     def cost(self) -> dict[str, float]:
         """Bytes, and milliseconds of a pass."""
-        tables = [t for forwards in self.kept.values() for r in forwards for t in (*r.passes, *r.updates)]
-        rows = [v for t in tables for a in t.node.values() for v in pair(a) if v is not None and not self.own_name(v)]
-        more = [v for t in tables for v in (*t.edge.values(), t.total) if v is not None]
-        many = {v.data_ptr(): v.nbytes for v in (*rows, *more)}
-        return {"bytes": float(sum(many.values())), "pass_ms": 1e3 * self.passed}
+        records = [t for forwards in self.forwards.values() for r in forwards for t in (*r.passes, *r.updates)]
+        rows = [v for t in records for a in t.node.values() for v in as_tuple(a) if v is not None]
+        rows = [v for v in rows if not self.data_name(v)]
+        rows += [v for t in records for v in (*t.edge.values(), t.total) if v is not None]
+        many = {v.data_ptr(): v.nbytes for v in rows}
+        return {"bytes": float(sum(many.values())), "pass_ms": 1e3 * self.pass_seconds}
 
     def __str__(self) -> str:
         return (
             f"snapshot, a pass over the graph per epoch: {self.cost()['bytes'] / 2**20:.1f} MiB, the pass took "
-            f"{self.passed:.2f} s" + ("" if isinstance(self.data, HeteroData) else "; estimator='history' needs none")
+            f"{self.pass_seconds:.2f} s"
+            + ("" if isinstance(self.data, HeteroData) else "; estimator='history' needs none")
         )
-
-    def before_batch(self, whole: Whole) -> None:
-        """A batch is about to be handed out: the pass that waited for the model's first step is made."""
-        if self.waiting and Root.of(self.model).form is not None:
-            self.renew()
-
-    def _unclear(self) -> bool:
-        model = bare(self.model)
-        takes = inspect.signature(model.forward).parameters
-        optional = {name for name, p in takes.items() if p.default is not p.empty}
-        return any(name.removesuffix("_dict") in EDGE and value_of(self.data, name) is not None for name in optional)
 
     # --- called by `Propagate` ----------------------------------------------------------------------------------------
 
-    def heard(self, layer: Propagate, given: list[Tensor]) -> Recording | None:
-        whole = self._whole_of(given)
-        return None if whole is None else self._record(layer, whole)
+    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> SnapshotRecorder | None:
+        whole_graph = self._whole_graph_of(tensors)
+        return None if whole_graph is None else self._recorder(layer, whole_graph)
 
-    def _record(self, layer: Propagate, whole: Whole) -> Recording:
-        """The next forward of a layer in the pass under way."""
-        recording, at = Recording(layer, self, whole), self._next(layer)
-        self.kept[layer] = [*self.kept.get(layer, [])[:at], recording.done]
+    def _recorder(self, layer: Propagate, whole_graph: WholeGraph) -> SnapshotRecorder:
+        """For the next forward of a layer in the pass under way."""
+        recorder, at = SnapshotRecorder(layer, self, whole_graph), self._next_forward(layer)
+        self.forwards[layer] = [*self.forwards.get(layer, [])[:at], recorder.record]
         self.fresh = True
-        return recording
+        return recorder
 
-    def parts(self, layer: Propagate, edges: dict[Relation, Tensor]) -> Callable[[Tensor], Recording | None]:
-        joint = self.wholes[None]
+    def recorders(self, layer: Propagate, edges: dict[Relation, Tensor]) -> Callable[[Tensor], SnapshotRecorder | None]:
+        every = self.whole_graphs[None]
 
-        def part(edge_index: Tensor) -> Recording | None:
-            one = next((r for r, e in edges.items() if e is edge_index), None)
-            whole = self.wholes.get(one) if one is not None else joint.pairs if isinstance(joint, Joint) else None
-            if whole is None or edge_index.shape[1] != whole.num_edges:
+        def recorder_for(edge_index: Tensor) -> SnapshotRecorder | None:
+            relation = next((r for r, e in edges.items() if e is edge_index), None)
+            graph = self.whole_graphs.get(relation)
+            if relation is None:
+                graph = every.stacked if isinstance(every, HomogeneousGraph) else None
+            if graph is None or edge_index.shape[1] != graph.num_edges:
                 return None
-            same = torch.equal(whole.edge_index.to(edge_index.device), edge_index)
-            return self._record(layer, whole) if same else None
+            same = torch.equal(graph.edge_index.to(edge_index.device), edge_index)
+            return self._recorder(layer, graph) if same else None
 
-        return part
+        return recorder_for
 
-    def _whole_of(self, tensors: list[Tensor]) -> Whole | None:
+    def _whole_graph_of(self, tensors: list[Tensor]) -> WholeGraph | None:
         """The whole graph, or the relation, whose edges are among some tensors, with rows for all its sources."""
         found = [
-            (whole, edges)
-            for whole in self.wholes.values()
+            (graph, edges)
+            for graph in self.whole_graphs.values()
             for edges in tensors
-            if tuple(edges.shape) == (2, whole.num_edges) and any(t.shape[:1] == whole.num_nodes[:1] for t in tensors)
+            if tuple(edges.shape) == (2, graph.num_edges) and any(t.shape[:1] == graph.num_nodes[:1] for t in tensors)
         ]
         if len(found) > 1:  # relations of the same size
-            found = [(w, e) for w, e in found if torch.equal(w.edge_index.to(e.device), e)]
+            found = [(g, e) for g, e in found if torch.equal(g.edge_index.to(e.device), e)]
         return found[0][0] if found else None
 
-    def of(self, layer: Propagate, call: Call, args: tuple, kwargs: dict[str, Any]) -> Applied | None:
-        self.counts.clear()
+    def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> SnapshotSum | None:
+        layer = call.layer
+        self.forward_counts.clear()
         self.fresh = self.fresh and not layer.conv.training
-        kept = [r for r in self.kept.get(layer, ()) if r.relation == call.batch.relation]
-        if not kept or self.apart or call.scale.numel() != call.batch.e_id.numel():
+        records = [r for r in self.forwards.get(layer, ()) if r.relation == call.batch.relation]
+        if not records or self._unusable or call.scale.numel() != call.batch.e_id.numel():
             return None
-        return Applied(self, call, kept[call.number(args, kwargs) % len(kept)])
+        return SnapshotSum(self, call, records[call.forward_number(args, kwargs) % len(records)])
 
     def keep(self, value: Tensor) -> Tensor:
-        """A table: the data's own tensor where it is one, which stays as it is; else a copy."""
+        """The data's own tensor where it is one, which does not change; else a copy."""
         value = value.detach()
-        own = self._own.get(_place(value))
-        return self._named[own] if own is not None else value.clone()
+        name = self.data_name(value)
+        return self._attributes[name] if name is not None else value.clone()
 
-    def own_name(self, value: Any) -> str | None:
-        return self._own.get(_place(value)) if isinstance(value, Tensor) else None
+    def data_name(self, value: Any) -> str | None:
+        """The attribute of the data that a tensor is."""
+        return self._names.get(_memory_key(value)) if isinstance(value, Tensor) else None
 
     # --- a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What later steps depend on; tensors of the data itself are named, not kept."""
+        """What later steps depend on; tensors of the data itself are stored by name."""
 
         def named(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(named(v) for v in value)
-            return self.own_name(value) or value
+            return self.data_name(value) or value
 
-        return {"fresh": self.fresh, "layers": self._forwards(named)}
+        return {"fresh": self.fresh, "layers": self._serialized(named)}
 
     def restore(self, state: dict[str, Any]) -> None:
         layers = state.get("layers", {})
         if layers.keys() != self.layers.keys() or not all(isinstance(f, list) for f in layers.values()):
             return  # of a version that kept something else: the next pass decides
 
-        def full(value: Any) -> Any:
+        def tensors(value: Any) -> Any:
             if isinstance(value, tuple | list):
-                return tuple(full(v) for v in value)
-            return self._named[value] if isinstance(value, str) else value
+                return tuple(tensors(v) for v in value)
+            return self._attributes[value] if isinstance(value, str) else value
 
-        def tables(kept: list[dict[str, Any]]) -> list[Table]:
-            return [Table(**{**t, "node": {k: full(v) for k, v in t["node"].items()}}) for t in kept]
+        def records(stored: list[dict[str, Any]]) -> list[PropagateRecord]:
+            return [
+                from_dict(PropagateRecord, {**r, "node": {k: tensors(v) for k, v in r["node"].items()}})
+                for r in stored
+            ]  # fmt: skip
 
         self.fresh = state["fresh"]
         for name, layer in self.layers.items():
-            self.kept[layer] = [
-                Recorded(**{**r, "passes": tables(r["passes"]), "updates": tables(r["updates"])}) for r in layers[name]
+            self.forwards[layer] = [
+                from_dict(ForwardRecord, {**f, "passes": records(f["passes"]), "updates": records(f["updates"])})
+                for f in layers[name]
             ]
 
 
-def _place(t: Tensor) -> tuple:
-    """Two tensors with the same are the same numbers."""
+def _memory_key(t: Tensor) -> tuple:
+    """Two tensors with the same key share memory and are the same numbers."""
     return t.data_ptr(), t.shape, t.stride(), t.dtype

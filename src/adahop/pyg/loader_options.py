@@ -1,4 +1,4 @@
-"""From the words of PyG's NeighborLoader to a graph and a node-wise sampler of ours; what cannot be done says so."""
+"""The arguments of PyG's NeighborLoader, made a graph and a node-wise sampler; what is not supported is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
-from adahop.pyg.cache import feature_tables, moved_but
+from adahop.pyg.cache import feature_tables, move_except
+from adahop.pyg.hops import AnyData
 from adahop.pyg.rows import row_dtype
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.storage import storage_in
@@ -40,12 +41,12 @@ from adahop.typed import Relation, Types
 
 ESTIMATORS = ("plain", "snapshot", "history")
 SUBGRAPHS = ("directional", "bidirectional", "induced")
-USERS = 1 << 32  # seeds of users are below, as numpy takes no others; torch's own first one is random and above
+USER_SEEDS = 1 << 32  # seeds of users are below, as numpy takes no others; torch's own first one is random and above
 
-# worker processes learn nothing that the others know of, so their options have no use here
+# worker processes are not used, as what one learns does not reach the others
 UNUSED = ("num_workers", "persistent_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context",
           "pin_memory_device", "timeout", "in_order")  # fmt: skip
-HARMLESS = ("is_sorted", "share_memory", "temporal_strategy", "dataset", "collate_fn")  # PyG drops the last two as well
+IGNORED = ("is_sorted", "share_memory", "temporal_strategy", "dataset", "collate_fn")  # PyG drops the last two as well
 REFUSED = {
     "time_attr": "temporal sampling is not supported yet",
     "input_time": "temporal sampling is not supported yet",
@@ -57,7 +58,7 @@ REFUSED = {
 
 
 def pyg_options(options: dict[str, Any], owner: Callable[..., None]) -> dict[str, Any]:
-    """What is left for the sampler, after the options of PyG's loader were refused or passed over.
+    """The options for the sampler, after those of PyG's loader were refused or dropped.
 
     `owner` is the constructor whose own options a mistyped name is compared with.
     """
@@ -67,11 +68,11 @@ def pyg_options(options: dict[str, Any], owner: Callable[..., None]) -> dict[str
     unused = [name for name in UNUSED if options.get(name)]
     if unused:
         tell(f"`{unused[0]}` is not used: batches are drawn in threads, see `prefetch`")
-    passed = (*UNUSED, *HARMLESS, *REFUSED)
-    rest = {k: v for k, v in options.items() if k not in passed}
+    of_pyg = (*UNUSED, *IGNORED, *REFUSED)
+    rest = {k: v for k, v in options.items() if k not in of_pyg}
     builders: tuple[Callable[..., Any], ...] = (owner, node_wise, *(kind.__init__ for kind in POLICIES.values()))
     known = {name for build in builders for name in inspect.signature(build).parameters}
-    known = {*known, *passed} - {"self", "graph", "layers", "sizes", "options", "given"}
+    known = {*known, *of_pyg} - {"self", "graph", "layers", "sizes", "options", "given"}
     for name in rest:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
@@ -89,47 +90,52 @@ def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
         return generator.initial_seed() % (1 << 63)
     if seed is not None:
         return seed
-    return torch.initial_seed() if torch.initial_seed() < USERS else 0
+    return torch.initial_seed() if torch.initial_seed() < USER_SEEDS else 0
 
 
-def source(data: object, device: object = None, tables: bool = True) -> tuple[Data | HeteroData, Graph]:
-    """A PyG Data or HeteroData to cut batches from, and its graph, with the size of each edge weight where there are
-    weights. Both lie on the `device`, but for features of nodes where not `tables`; without one the graph lies on the
-    CPU and the data stays where it is."""
+def data_and_graph(data: object, device: object = None, tables: bool = True) -> tuple[Data | HeteroData, Graph]:
+    """A PyG Data or HeteroData to cut batches from, and its graph, whose edge weights are absolute values. Both lie on
+    the `device`, but for features of nodes where not `tables`; without one the graph lies on the CPU and the data stays
+    where it is.
+    """
     if not isinstance(data, Data | HeteroData):
         raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
     at = torch.device("cpu") if device is None else device_of(device)
+<<<<<<< HEAD:src/adahop/pyg/source.py
     own = _own_graph(data)
     if own is not None:  # our own data sets; their graph must not travel with batches, which have their own edge_attr
         data, own = _without_graph(data), own.without_edge_features()
+=======
+    data, graph = without_graph(data)
+>>>>>>> names-pyg:src/adahop/pyg/loader_options.py
     if device is not None:
-        data = moved_but(data, at, {} if tables else feature_tables(data))
-    return data, (Graph.from_data(_sized(data), edge_attr=False) if own is None else own).to(at)
+        data = move_except(data, at, {} if tables else feature_tables(data))
+    if graph is None:
+        return data, Graph.from_data(_absolute_weights(data), edge_attr=False).to(at)
+    return data, graph.undescribed().to(at)
 
 
-def _own_graph(data: Data | HeteroData) -> Graph | None:
+def without_graph(data: AnyData) -> tuple[AnyData, Graph | None]:
+    """Data without the Graph that our data sets carry, which must not travel with batches; and that graph."""
     stores = data.to_dict()
-    found = (stores["_global_store"] if isinstance(data, HeteroData) else stores).get("graph")
-    return found if isinstance(found, Graph) else None
-
-
-def _without_graph(data: Data | HeteroData) -> Data | HeteroData:
+    graph = (stores["_global_store"] if isinstance(data, HeteroData) else stores).get("graph")
+    if not isinstance(graph, Graph):
+        return data, None
     if isinstance(data, HeteroData):
-        return HeteroData.from_dict({k: v for k, v in data.to_dict().items() if k != "_global_store"})
-    kept = {k: v for k, v in data.to_dict().items() if k not in ("graph", "edge_index")}
-    return Data(edge_index=data.edge_index, **kept)
+        return HeteroData.from_dict({k: v for k, v in stores.items() if k != "_global_store"}), graph
+    kept = {k: v for k, v in stores.items() if k not in ("graph", "edge_index")}
+    return Data(edge_index=data.edge_index, **kept), graph
 
 
-def _sized(data: Data | HeteroData) -> Data | HeteroData:
-    """With the size of each edge weight where some are negative: a sign changes no odds."""
-    sized = data
+def _absolute_weights(data: Data | HeteroData) -> Data | HeteroData:
+    """With absolute edge weights where some are negative: a sign changes no odds."""
+    out = data
     for store in data.edge_stores:
         weight = store.get("edge_weight")
         if isinstance(weight, Tensor) and bool((weight < 0).any()):
-            sized = copy.copy(data) if sized is data else sized
-            of = sized if store._key is None else sized[store._key]
-            of.edge_weight = weight.detach().abs()
-    return sized
+            out = copy.copy(data) if out is data else out
+            (out if store._key is None else out[store._key]).edge_weight = weight.detach().abs()
+    return out
 
 
 def sizes_of(num_neighbors: object, types: Types | None) -> tuple[Any, frozenset[int]]:
@@ -195,7 +201,7 @@ def node_sampler(
     Where a `device` was asked for, the graph lies there, and a sampler of the user's goes there.
     """
     if given is not None:
-        theirs = fitting(given, graph)
+        theirs = checked(given, graph)
         return theirs if device is None else theirs.to(graph.device)
     sizes, skip = sizes_of(num_neighbors, graph.types)
     preset = METHODS[one_of(method, METHODS, "method")].on(OTHER)
@@ -207,14 +213,16 @@ def node_sampler(
             "draw": "systematic",
             **options,
         }
-    if not serves(preset):
-        fit = [m.name for m in METHODS.values() if serves(m.on(OTHER))]
-        raise InputError(f"`method` must be one of {', '.join(fit)} in this loader, got '{method}'; see adahop.Loader")
+    if not is_supported(preset):
+        names = [m.name for m in METHODS.values() if is_supported(m.on(OTHER))]
+        raise InputError(
+            f"`method` must be one of {', '.join(names)} in this loader, got '{method}'; see adahop.Loader"
+        )
     if replace is not None:
         flag(replace, "replace")
-        own = str(options.get("draw", preset.options.get("draw", "multinomial")))
-        options["draw"] = "multinomial" if replace else ("systematic" if own == "multinomial" else own)
-    sampler = fitting(make(method, graph, sizes, seed=seed, **options), graph).to(graph.device)
+        draw = str(options.get("draw", preset.options.get("draw", "multinomial")))
+        options["draw"] = "multinomial" if replace else ("systematic" if draw == "multinomial" else draw)
+    sampler = checked(make(method, graph, sizes, seed=seed, **options), graph).to(graph.device)
     sampler.skip = skip
     return sampler
 
@@ -230,7 +238,7 @@ def _weights(data: Data | HeteroData, name: str) -> Tensor:
     return torch.cat([store[name] for store in stores])
 
 
-def hops_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:
+def num_neighbors_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:
     """`num_neighbors` of a sampler."""
     if sampler.sized.relation is not None:
         each = sampler.sized.relation.clone()
@@ -239,14 +247,14 @@ def hops_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:
     return [0 if layer in sampler.skip else k for layer, k in enumerate(sampler.sizes)][::-1]
 
 
-def serves(preset: Method) -> bool:
-    """Whether PyG's layers can work with a method: drawn node by node, learning from energies, nothing remembered."""
+def is_supported(preset: Method) -> bool:
+    """Whether PyG's layers can work with a method: it draws node by node, learns from energies, and has no memory."""
     kind = POLICIES.get(preset.options.get("policy", ""))
     return kind is not None and kind.reads is energy and preset.estimator == "plain"
 
 
-def fitting(sampler: object, graph: Graph) -> NeighborSampler:
-    """A sampler that can serve PyG's models over this graph."""
+def checked(sampler: object, graph: Graph) -> NeighborSampler:
+    """The sampler, if PyG's models can learn with it over this graph."""
     if not isinstance(sampler, NeighborSampler):
         raise KindError(
             f"`sampler` must be an adahop NeighborSampler, or a torch sampler of positions in `input_nodes`, got "
@@ -263,18 +271,20 @@ def fitting(sampler: object, graph: Graph) -> NeighborSampler:
     return sampler
 
 
-def by_kind(sampler: object, neighbor_sampler: object) -> tuple[object, Iterable[int] | None]:
-    """(our sampler, the order of seeds): PyG's word `sampler` means torch's, which gives positions; ours came later."""
+def split_samplers(sampler: object, neighbor_sampler: object) -> tuple[object, Iterable[int] | None]:
+    """(our sampler, the order of seeds): `sampler` may be one of ours, or as in PyG one of torch's, which gives
+    positions.
+    """
     if neighbor_sampler is not None:
-        own = getattr(neighbor_sampler, "sampler", neighbor_sampler)  # of an AdaptiveSampler
-        if not isinstance(own, Sampler):
+        ours = getattr(neighbor_sampler, "sampler", neighbor_sampler)  # of an AdaptiveSampler
+        if not isinstance(ours, Sampler):
             raise KindError(
                 "`neighbor_sampler` must be an adahop NeighborSampler or AdaptiveSampler, got "
                 f"{type(neighbor_sampler).__module__}.{type(neighbor_sampler).__name__}; choose a `method` instead"
             )
         if isinstance(sampler, Sampler):
             raise InputError("`neighbor_sampler` must be left out where `sampler` is one of adahop, got both")
-        return own, _order(sampler)
+        return ours, _order(sampler)
     if sampler is None or isinstance(sampler, Sampler) or not isinstance(sampler, Iterable) or isinstance(sampler, str):
         return sampler, None
     return None, _order(sampler)
@@ -289,7 +299,7 @@ def _order(sampler: object) -> Iterable[int] | None:
 
 
 def positions(values: Iterable[int], n: int, what: str) -> Tensor:
-    """What a torch sampler gives, as places in a list of n."""
+    """The positions that a torch sampler gives, of a list of n."""
     try:
         return node_ids([operator.index(i) for i in values], n, what)
     except TypeError:
@@ -298,19 +308,19 @@ def positions(values: Iterable[int], n: int, what: str) -> Tensor:
 
 def inputs_of_type(input_nodes: object, types: Types, input_id: object = None) -> tuple[Tensor, Tensor, str]:
     """(nodes, their ids, their type) of PyG's "type" or ("type", ids or mask); nodes in ids of all types."""
-    kind, some = input_nodes if isinstance(input_nodes, tuple) and len(input_nodes) == 2 else (input_nodes, None)
+    kind, chosen = input_nodes if isinstance(input_nodes, tuple) and len(input_nodes) == 2 else (input_nodes, None)
     if not isinstance(kind, str):
         raise InputError(
             "`input_nodes` must be a node type, or (node type, ids or a mask), where the data is a HeteroData, got "
             f"{type(input_nodes).__name__}"
         )
     start, end = types.span(kind, "input_nodes")
-    nodes, ids = inputs(some, end - start, input_id)
+    nodes, ids = inputs(chosen, end - start, input_id)
     return nodes + start, ids, kind
 
 
 def inputs(input_nodes: object, n: int, input_id: object = None) -> tuple[Tensor, Tensor]:
-    """The nodes, and the id under which each is known in a batch: as in PyG, its place in a mask or in the list."""
+    """The nodes, and the `input_id` of each: as in PyG, its position in a mask or in the list, unless given."""
     if isinstance(input_nodes, str) or (
         isinstance(input_nodes, tuple) and len(input_nodes) and isinstance(input_nodes[0], str)
     ):
@@ -335,10 +345,10 @@ def subgraph_of(kind: object, disjoint: bool, types: Types | None = None) -> str
     return name
 
 
-def history_of(
+def history_options(
     estimator: str, dtype: torch.dtype | None, folder: str | Path | None, refresh: int | None, batch_size: int
 ) -> dict[str, Any]:
-    """Options of the history: how rows are kept, where, and how many of the oldest are renewed per batch."""
+    """Options of `LayerHistories`: how rows are stored, where, and how many of the oldest are renewed per batch."""
     given = {"history_dtype": dtype, "history_dir": folder, "history_refresh": refresh}
     if estimator != "history":
         for name in (name for name, value in given.items() if value is not None):
@@ -358,8 +368,8 @@ def estimator_of(
     estimator: str | None, method: str, weight_attr: str | None, own: object, types: Types | None = None
 ) -> str:
     """As given; else a snapshot for the default method, and none where a user chose the odds or the sampler."""
-    chosen = method != "adahop" or weight_attr is not None or own is not None
     if types is not None and estimator == "history":
         raise InputError("`estimator` must be plain or snapshot where the data is a HeteroData, got history")
-    own_choice = "plain" if chosen else "snapshot"
-    return one_of(own_choice if estimator is None else estimator, ESTIMATORS, "estimator")
+    if estimator is None:
+        return "plain" if method != "adahop" or weight_attr is not None or own is not None else "snapshot"
+    return one_of(estimator, ESTIMATORS, "estimator")
