@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from adahop import ops
 from adahop.checks import InputError, KindError, flag, of_kind, one_of, room_for
@@ -243,9 +243,13 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for name in options:
         if open_ended and policy is not None and name not in known and name not in policy_options(policy):
-            one_of(name, [*known, *policy_options(policy)], f"{method.name}'s option")
-        if not open_ended:
-            one_of(name, known, f"{method.name}'s option")
+            _option(name, [*known, *policy_options(policy)], method.name)
+        if not open_ended and name not in known:
+            _option(name, known, method.name)
+
+
+def _option(name: str, known: list[str], method: str) -> NoReturn:
+    raise InputError(f"an option of method '{method}' must be one of {', '.join(known) or 'none'}, got '{name}'")
 
 
 def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -249,7 +249,7 @@ MISTAKES = {
     ),
     "another policy's option": (
         ["train", "--option", "heads=2"],
-        "`adahop's option` must be one of policy, draw, budget, eta, memory",
+        "an option of method 'adahop' must be one of policy, draw, budget, eta, memory",
     ),
     "no such policy": (["train", "--option", "policy=uniforn"], "did you mean 'uniform'?"),
     "parts that remember": (["train", "--partition", "range", "--estimator", "history"], "`estimator` must be plain"),
