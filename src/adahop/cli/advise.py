@@ -48,8 +48,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
     alike = "unknown" if g["homophily"] is None else f"{g['homophily']:.2f} ({g['homophily_by_chance']:.2f} by chance)"
     console.print(f"[bold]{escape(found['dataset'])}[/]: {g['nodes']:,} nodes, {g['edges']:,} edges")
     console.print(
-        f"{g['training']:,} nodes to train on; degree: mean {degree['mean']:.1f}, median {degree['median']:.0f}, maximum "
-        f"{degree['most']:,}; homophily {alike}; {described(g)}"
+        f"{g['training']:,} nodes to train on; degree: mean {degree['mean']:.1f}, median {degree['median']:.0f}, "
+        f"maximum {degree['most']:,}; homophily {alike}; {described(g)}"
     )
     room = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
     console.print(f"learned probabilities can remove at most this share of uniform sampling's variance: {room}")
