@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NoReturn, cast
 
 from adahop import ops
@@ -249,7 +250,9 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
 
 
 def _option(name: str, known: list[str], method: str) -> NoReturn:
-    raise InputError(f"an option of method '{method}' must be one of {', '.join(known) or 'none'}, got '{name}'")
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise InputError(f"an option of method '{method}' must be one of {', '.join(known) or 'none'}, got '{name}'{hint}")
 
 
 def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:
