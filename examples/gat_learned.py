@@ -1,4 +1,4 @@
-"""A GAT of PyG's own layers whose sampler learns from its attention: feedback around each step, and a CSV log."""
+"""PyG's GAT, from whose attention the sampler learns: `feedback` around each step, and a CSV log."""
 
 import os
 import sys
@@ -32,6 +32,6 @@ for epoch in range(1, epochs + 1):
         optimizer.zero_grad()
         step += 1
         log(step, loss=loss.item(), **stats(batch))
-    right = adahop.inference(model, data).argmax(1) == data.y  # every neighbour, layer by layer
+    right = adahop.inference(model, data).argmax(1) == data.y  # all neighbours, layer by layer
     print(f"epoch {epoch} validation accuracy {right[data.val_mask].float().mean():.3f}")
 print(f"test accuracy {right[data.test_mask].float().mean():.3f}; the log is {log.path}")

@@ -8,9 +8,9 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import SAGEConv, to_hetero
 
 import adahop
-from adahop.pyg import AdaptiveNeighborLoader, scale_messages
+from adahop.pyg import AdaptiveNeighborLoader
 
-digits = adahop.load("digits")  # images of 8 x 8 pixels: here, digits that are alike and pixels that are bright
+digits = adahop.load("digits")  # images of 8 x 8 pixels; node types: digits, linked if similar, and their bright pixels
 bright = (digits.x > digits.x.mean()).nonzero().t()
 
 data = HeteroData()
@@ -38,7 +38,7 @@ model = to_hetero(SAGE(64, digits.classes), data.metadata())
 with torch.no_grad():
     model(data.x_dict, data.edge_index_dict)  # lazy layers get their shapes
 loader = AdaptiveNeighborLoader(data, [5, 5], ("digit", digits.train_mask), batch_size=256, shuffle=True)
-loader.learn(scale_messages(model))
+loader.learn(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 for _epoch in range(epochs):

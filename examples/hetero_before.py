@@ -10,7 +10,7 @@ from torch_geometric.nn import SAGEConv, to_hetero
 
 import adahop
 
-digits = adahop.load("digits")  # images of 8 x 8 pixels: here, digits that are alike and pixels that are bright
+digits = adahop.load("digits")  # images of 8 x 8 pixels; node types: digits, linked if similar, and their bright pixels
 bright = (digits.x > digits.x.mean()).nonzero().t()
 
 data = HeteroData()

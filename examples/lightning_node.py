@@ -1,4 +1,4 @@
-"""Lightning: a LightningModule of PyG layers, LightningNodeData, and a callback through which the sampler learns."""
+"""Lightning: a LightningModule with PyG layers, LightningNodeData, and a callback that lets the sampler learn."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ epochs = int(os.environ.get("EPOCHS", "10"))
 
 
 class Node(L.LightningModule):
-    """Apart from `edge_weight` it is independent of the sampler."""
+    """Knows nothing of the sampler, except that it passes on `edge_weight`."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -49,5 +49,5 @@ trainer = L.Trainer(
 )  # fmt: skip
 trainer.fit(model, datamodule=nodes)
 
-right = inference(model.net, data).argmax(1) == data.y  # every neighbour, layer by layer
+right = inference(model.net, data).argmax(1) == data.y  # all neighbours, layer by layer
 print(f"test accuracy {right[data.test_mask].float().mean():.3f}")

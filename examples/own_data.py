@@ -12,7 +12,7 @@ from adahop.convert import convert
 epochs = int(os.environ.get("EPOCHS", "10"))
 folder = Path(tempfile.mkdtemp())
 
-# Files as they may come to you: people who follow each other, mostly within their club.
+# Example files: people who follow each other, mostly within their club.
 rng = np.random.default_rng(0)
 names = [f"person-{i}" for i in range(600)]
 club = rng.integers(3, size=600)
@@ -34,7 +34,7 @@ data = adahop.load(folder / "graph.npz")
 result = adahop.fit(data, method="bs.m", sizes=(5, 5), hidden=32, epochs=epochs)
 print(f"test {data.metric} {result.test:.3f} at epoch {result.best_epoch}")
 
-# What the best model says of somebody, by name.
+# The prediction for one person, by name.
 out = result.model.inference(result.sampler.graph, data.x).argmax(1)
 who = np.load(folder / "graph.npz")["names"]
-print(f"{who[7]} belongs to {told['class_names'][out[7]]}, and is in {told['class_names'][data.y[7]]}")
+print(f"{who[7]} is predicted to be in {told['class_names'][out[7]]}, and is in {told['class_names'][data.y[7]]}")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch_geometric.nn import SAGEConv
 
 import adahop
-from adahop.pyg import AdaptiveNeighborLoader, scale_messages
+from adahop.pyg import AdaptiveNeighborLoader
 
 data = adahop.load(sys.argv[1] if len(sys.argv) > 1 else "digits")
 epochs = int(os.environ.get("EPOCHS", 10))
@@ -28,7 +28,7 @@ class SAGE(torch.nn.Module):
 torch.manual_seed(0)
 model = SAGE(data.x.shape[1], 64, data.classes)
 loader = AdaptiveNeighborLoader(data, [5, 5], data.train_mask, batch_size=256, shuffle=True)
-loader.learn(scale_messages(model))
+loader.learn(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 for _epoch in range(epochs):

@@ -267,8 +267,8 @@ def test_the_cover_holds_every_pair():
 
 TEXT = """# Combinations
 
-Parts combine freely: `policy` and `draw` (of node-wise sampling, as options of a method), `estimator` and `model`. What
-cannot work is refused when a `Config` is made, before data are read. Devices do not differ. This page is written by
+Parts combine freely: `policy` and `draw` (options of node-wise methods), `estimator` and `model`. What cannot work is
+refused when a `Config` is made, before data are read. CPU and GPU accept the same. This page is written by
 `tests/test_combinations.py`, which runs every accepted combination.
 
 | part | one of |
@@ -277,7 +277,7 @@ cannot work is refused when a `Config` is made, before data are read. Devices do
 | `draw` | {draws} |
 | `estimator` | {estimators} |
 | `model` | {models} |
-| methods that draw in their own way | {closed} |
+| methods without `policy` | {closed} |
 
 Of {many:,} combinations of policy, draw, estimator and model, {able} ({share:.1f} %) are accepted; of {others} of the
 other methods with estimator and model, {others_able}.
@@ -286,10 +286,10 @@ other methods with estimator and model, {others_able}.
 |---|---:|---:|
 {rows}
 
-The policy `attended` reads attention scores that are a sum of one number per end (gat). With the other models it draws
-by the graph's weights, as `tracked` does. Estimates with fixed weights (gcn, sage) are unbiased for every policy but
-thanos and thanosm; attention is normalised by the sample or by a memory, which is consistent but not unbiased, except
-in an exact first layer.
+The policy `attended` reads attention scores that are a sum of one number per end of an edge (gat). With the other
+models it samples by the graph's weights, as `tracked` does. Estimates with fixed weights (gcn, sage) are unbiased for
+every policy but thanos and thanosm. Attention is normalised by the sample or by stored values, which is consistent but
+not unbiased, except in an exact first layer.
 """
 
 

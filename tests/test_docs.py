@@ -12,7 +12,7 @@ import torch
 import typer
 
 from adahop import cli
-from adahop.methods import METHODS
+from adahop.methods import BUILT_IN, METHODS, parameters, policy_options
 from adahop.models import MODELS
 from adahop.ops import DRAWS
 from adahop.policies import POLICIES
@@ -153,6 +153,17 @@ def headings(page: Path) -> set[str]:
 def test_the_site_shows_every_page():
     nav = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert {page.name for page in PAGES} <= set(nav) and len(nav) == len(set(nav))
+
+
+def test_the_options_of_the_methods_are_all_listed():
+    table = (DOCS / "command-line.md").read_text().split("### Options of the methods")[1].split("## Output")[0]
+    left_out = {"graph", "sizes", "seed", "storage", "options", "features", "heads", "slope"}  # not for a user to set
+    for method in (METHODS[name] for name in BUILT_IN & set(METHODS)):
+        for name in set(parameters(method.build)) - left_out:
+            assert f"`{name}`" in table, (method.name, name)
+    for policy in BUILT_IN & set(POLICIES):
+        for name in set(policy_options(policy)) - left_out:
+            assert f"`{name}`" in table, (policy, name)
 
 
 def test_choosing_names_everything():

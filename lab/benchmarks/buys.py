@@ -165,7 +165,7 @@ def finish(figure: Any, axes: Any, name: str, legend: bool = True) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if legend:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))  # above the bars
     figure.tight_layout()
     figure.savefig(IMAGES / name, metadata={"Date": None})
 

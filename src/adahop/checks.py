@@ -102,7 +102,8 @@ def device_of(value: Any, what: str = "device") -> torch.device:
         device = torch.device(value)
         torch.empty(0, device=device)
     except Exception:  # torch has many kinds for it
-        raise InputError(f"`{what}` must be a device of this machine, like cpu or cuda, got {value!r}") from None
+        known = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        raise InputError(f"`{what}` must be a device of this machine, like {known}, got {value!r}") from None
     return device
 
 

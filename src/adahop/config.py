@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from adahop import models
-from adahop.checks import InputError, between, count, of_kind, one_of
+from adahop.checks import InputError, KindError, between, count, of_kind, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.sizes import check_sizes
 from adahop.sum import ESTIMATORS, controlled, dial
@@ -69,6 +69,11 @@ class Config:
     method_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, torch.nn.Module):
+            raise KindError(
+                f"`model` must be a name like gcn, got {type(self.model).__name__} (a module of your own takes its "
+                "batches from adahop.Loader or adahop.pyg.AdaptiveNeighborLoader)"
+            )
         one_of(self.model, models.MODELS, "model")
         one_of(self.arch, ("plain", "residual"), "arch")
         preset = METHODS[one_of(self.method, METHODS, "method")]

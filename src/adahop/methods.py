@@ -12,7 +12,8 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from difflib import get_close_matches
+from typing import Any, NoReturn, cast
 
 from adahop import ops
 from adahop.checks import InputError, KindError, flag, of_kind, one_of, room_for
@@ -248,9 +249,15 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for name in options:
         if open_ended and policy is not None and name not in known and name not in policy_options(policy):
-            one_of(name, [*known, *policy_options(policy)], f"{method.name}'s option")
-        if not open_ended:
-            one_of(name, known, f"{method.name}'s option")
+            _option(name, [*known, *policy_options(policy)], method.name)
+        if not open_ended and name not in known:
+            _option(name, known, method.name)
+
+
+def _option(name: str, known: list[str], method: str) -> NoReturn:
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise InputError(f"an option of method '{method}' must be one of {', '.join(known) or 'none'}, got '{name}'{hint}")
 
 
 def needs(method: Method, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,12 +14,14 @@ from torch import Tensor
 from adahop import models
 from adahop.capture import products, steps
 from adahop.checkpoint import Checkpoints, agree
-from adahop.checks import count, fields, function, of_kind, one_of, room_for
+from adahop.checks import InputError, KindError, count, fields, function, of_kind, one_of, room_for
 from adahop.config import LATER, Config, as_said
 from adahop.distributed import Strategy
 from adahop.graph import Graph
+from adahop.methods import policy_options
 from adahop.metrics import METRICS
 from adahop.ops import random
+from adahop.policies import POLICIES
 from adahop.race import GROUPS, group_of
 from adahop.run import Result, Run
 from adahop.samplers import Sampler
@@ -105,7 +107,8 @@ def fit(
     5
     """
     for name in options:
-        one_of(name, Config.__dataclass_fields__, "option")
+        if name not in Config.__dataclass_fields__:
+            _refuse(name, options.get("model", Config.model))
     config = replace(Config() if config is None else of_kind(config, Config, "config"), **options)
     _check(data, seed, on_epoch=on_epoch, on_step=on_step, probe=probe)
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
@@ -116,8 +119,23 @@ def fit(
         return _go(run, on_epoch or (lambda row: None), _after(on_step, probe, kept), kept)
 
 
+def _refuse(name: str, model: str) -> None:
+    """Say where an option belongs that is not a field of Config."""
+    where = ""
+    if model in models.MODELS and name in models.options_of(model):
+        where = "model_options"
+    elif name in ("policy", "draw", "budget") or any(name in policy_options(policy) for policy in POLICIES):
+        where = "method_options"
+    if where:
+        raise InputError(f"`{name}` must be given as {where}={{'{name}': ...}}, got it as an option of fit")
+    one_of(name, Config.__dataclass_fields__, "option")
+
+
 def _check(data: NodeData, seed: int, **functions: Any) -> None:
-    one_of(fields(data, ("metric",), "data").metric, METRICS, "metric")
+    if getattr(data, "metric", None) is None:
+        kind = type(data).__name__
+        raise KindError(f"`data` must be what `adahop.load` returns, got {kind} (torch.save a PyG Data, load the .pt)")
+    one_of(data.metric, METRICS, "metric")
     fields(data, ("graph", "x", "y", "classes", "train_mask", "val_mask", "test_mask"), "data")
     count(seed, 0, "seed")
     for what, f in functions.items():

@@ -107,6 +107,16 @@ def test_train_as_json(run):
     assert said["val_mean"] == pytest.approx(np.mean([r["val"] for r in said["runs"]]))
 
 
+def test_epochs_that_come_twice_are_explained(run):
+    code, _, err = run("train", *SMALL, "--epochs", "10")
+    lines = err.splitlines()
+    at = next(i for i, line in enumerate(lines) if "once more with uniform draws" in line)
+    epoch = next(line.split(" noise")[0] for line in lines[at:] if "noise uniform" in line)
+    assert code == 0 and "--noise 0 leaves this out" in lines[at] and any(epoch in line for line in lines[:at])
+    code, _, err = run("train", *SMALL, "--epochs", "10", "--noise", "0")
+    assert code == 0 and "once more" not in err
+
+
 def test_train_without_validation_nodes(run, tmp_path):
     names = ("indptr", "indices", "x", "y", "train_idx", "val_idx", "test_idx")
     ring = [np.arange(0, 13, 2), np.arange(12) % 6, np.eye(6), np.arange(6) % 2, [0, 1, 2], np.zeros(0, int), [4, 5]]
@@ -249,7 +259,7 @@ MISTAKES = {
     ),
     "another policy's option": (
         ["train", "--option", "heads=2"],
-        "`adahop's option` must be one of policy, draw, budget, eta, memory",
+        "an option of method 'adahop' must be one of policy, draw, budget, eta, memory",
     ),
     "no such policy": (["train", "--option", "policy=uniforn"], "did you mean 'uniform'?"),
     "parts that remember": (["train", "--partition", "range", "--estimator", "history"], "`estimator` must be plain"),

@@ -201,7 +201,7 @@ def test_parquet_without_its_extra(desk, monkeypatch):
 BAD = {
     "word": (
         "src,dst\n0,1\n\n1,two\n",
-        r"e\.csv, line 4 must hold 2 columns, whole numbers in column 1 .* got '1,two'",
+        r"e\.csv, line 4 must hold 2 columns, whole numbers in column 1 .* got '1,two'; with --ids names",
     ),
     "fraction": ("src,dst\n0,1.5\n", r"e\.csv, line 2 must hold 2 columns, whole numbers"),
     "short": ("0,1\n# note\n2\n", r"e\.csv, line 3 must hold"),
@@ -239,6 +239,7 @@ def test_bad_edges(what, desk):
         ("x.csv", "1,2\n3,4,5\n", r"x\.csv, line 2 must hold 2 columns, .*got '3,4,5'"),
         ("x.csv", "1,2\n3,inf\n1,1\n2,2\n1,1\n", r"x\.csv, line 2: features must be finite, got inf"),
         ("x.csv", "1,2\n3\n", r"x\.csv, line 2 must hold 2 columns, real numbers in 2 of them, got '3'"),
+        ("x.csv", "label\nred\nblue\n", r"x\.csv, line 2 .*got 'red'; the files are edges, features and labels"),
         ("x.bin", "1", r"a table must be one of \.csv"),
         ("edges.csv.gz", "no gzip", r"edges\.csv\.gz must be whole text"),
     ],

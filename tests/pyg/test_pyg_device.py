@@ -395,7 +395,7 @@ def test_a_sampler_of_pyg_draws_there(alike, typed):
 @pytest.mark.parametrize("kind", [AdaptiveNeighborLoader, AdaptiveSampler])
 @pytest.mark.parametrize("device", ["gpu", 7.5, "cuda:99"])
 def test_a_device_that_is_not_there(kind, device):
-    with pytest.raises(InputError, match="`device` must be a device of this machine, like cpu or cuda, got"):
+    with pytest.raises(InputError, match="`device` must be a device of this machine, like cpu"):
         kind(some_data(), [2], device=device)
 
 

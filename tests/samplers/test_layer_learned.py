@@ -139,7 +139,7 @@ def test_wrong_options_are_told():
     for name, options, words in [
         ("ladies", {"draw": "systematc"}, "did you mean 'systematic'"),
         ("ladies", {"power": -1.0}, "`power` must be"),
-        ("fastgcn", {"eta": 0.1}, "fastgcn's option"),
+        ("fastgcn", {"eta": 0.1}, "an option of method 'fastgcn' must be one of draw"),
         ("as-gcn", {"features": torch.ones(3, 2)}, "`features` must have shape"),
         ("as-gcn", {"features": torch.ones(24, 2, dtype=torch.long)}, "floating-point"),
         ("as-gcn", {"penalty": -1.0}, "`penalty` must be"),

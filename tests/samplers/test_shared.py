@@ -1,4 +1,4 @@
-"""draw="shared": sources drawn once per batch. Statistical tests fix their seeds; |z| < 4.5 fails by chance in 7e-6 of cases."""
+"""draw="shared": sources drawn once per batch. Statistical tests fix their seeds and ask |z| < 4.5: 7e-6 each."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
+from torch_geometric.data import Data
 
 import adahop
 from adahop import metrics
@@ -133,12 +134,21 @@ def test_options_override_a_config():
         ({"method": "bss"}, "did you mean 'bs'"), ({"model": "gnc"}, "did you mean 'gcn'"), ({"lr": 0}, "`lr` must be"),
         ({"epochs": 0}, "`epochs` must be"), ({"sizes": (0,)}, "`sizes` must be"), ({"dropout": 1.0}, "`dropout`"),
         ({"device": "tpu"}, "`device` must be one of"), ({"epoch": 3}, "did you mean 'epochs'"),
-        ({"method_options": {"stepp": 1}}, "got 'stepp'"), ({"arch": "plane"}, "did you mean 'plain'"),
+        ({"method_options": {"memry": 1}}, "got 'memry'; did you mean 'memory'"),
+        ({"arch": "plane"}, "did you mean 'plain'"),
+        ({"eta": 0.2}, r"`eta` must be given as method_options={'eta': ...}"),
+        ({"model": "gat", "heads": 8}, r"`heads` must be given as model_options={'heads': ...}"),
+        ({"model": torch.nn.Linear(2, 2)}, "`model` must be a name like gcn, got Linear"),
     ],
 )  # fmt: skip
 def test_refusals(options, words):
     with pytest.raises(InputError, match=words):
         fit(toy_data(), **options)
+
+
+def test_a_pyg_data_is_told_how_to_be_loaded():
+    with pytest.raises(InputError, match=r"`data` must be what `adahop.load` returns, got Data \(torch.save"):
+        fit(Data(x=torch.ones(2, 1)), epochs=1)
 
 
 # --- the loop and evaluation ---------------------------------------------------------------------------------------

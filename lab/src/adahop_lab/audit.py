@@ -653,28 +653,39 @@ def table(results: list[LayerResult]) -> str:
 
 PAGE = """# What happens to each PyG layer
 
-Written by `python -m adahop_lab.audit docs/pyg-layers.md {batches}`, which runs every layer of `torch_geometric.nn`
-that can be built from a number of channels, with and without edge weights and attributes, PyG's stacks of layers and a
-few layers as users write them, on batches of {seeds} seeds whose outermost nodes were not expanded. Distances are
-relative and at the seeds.
+How each layer of `torch_geometric.nn` behaves on batches of `AdaptiveNeighborLoader`, and how far its output is from
+that on the whole graph. "sum", "mean", "softmax" and "whole-graph degrees" in the second column say how the layer uses
+the scale of sampled edges ([what that means](migration.md#what-happens-to-which-layer)); "left as it is" means that it
+does not.
 
-- *all neighbours*: every neighbour is drawn. A layer that is scaled must equal itself on the whole graph to {close:g},
-  *with a snapshot* also after the parameters have moved since. *Plain PyG* does not where a layer normalises by the
-  degrees that a batch shows. A layer that is left as it is must equal the plain layer on the same batch; where a model
-  has both kinds, each layer is compared by itself.
-- *bias at k = 3*: of the mean over {batches} batches with three neighbours per node, from the whole graph, less what
-  chance adds. Ours are drawn as the sampler has learnt to from {lessons} batches before, plain PyG's uniformly. In
-  brackets, bounds that all hold together in {sure:.0%} of audits. The lower one of ours must not be above the upper
-  one of plain PyG's. What remains of bias in ours comes from functions that are not linear: an activation between two
-  layers, attention.
-- *left as it is*: the scale has no meaning for the layer (a maximum), or none that was found. Its hop is drawn
-  uniformly, and a warning names the layer and what would be understood.
-- Attention over edges that only their kind tells apart (`RGATConv` without `edge_attr`) counts each edge for those that
-  it stands for, and no more: its hop is drawn uniformly and it takes no snapshot. One number per source says little of
-  a pair's attention, and by odds learnt from it an average that the sample normalises had more bias than by even ones.
-- `PDNConv` computes its edge weights: the whole graph's degrees are then not known, and are estimated by the drawn
-  edges of a node, and at the rim by its number of neighbours times the mean weight. It must be nearer to the whole
-  graph than half of plain PyG's distance.
+- *all neighbours*, *with a snapshot*, *plain PyG*: all neighbours are in the batch. Relative distance of the seeds'
+  outputs from the whole graph; with a snapshot, after the parameters have changed since. Plain PyG differs where a
+  layer normalises by degrees, because nodes have other degrees in a batch.
+- *bias at k = 3*, *with a snapshot*, *plain PyG*: three neighbours per node. Relative distance of the mean over
+  {batches} batches from the whole graph, minus what chance adds. In brackets, bounds that all hold together in
+  {sure:.0%} of audits. adahop samples as it has learned from {lessons} batches before, plain PyG uniformly.
+
+What must hold, and is checked:
+
+- A scaled layer with all neighbours equals itself on the whole graph to {close:g}. A layer that is left as it is equals
+  the plain layer on the same batch. In a model with both kinds, each layer is compared by itself.
+- The lower bound of adahop's bias is not above the upper bound of plain PyG's. The remaining bias comes from nonlinear
+  functions: an activation between two layers, attention.
+
+Special cases:
+
+- *Left as it is*: the scale has no meaning for the layer (a maximum), or none was found. Its hop is sampled uniformly,
+  and a warning names the layer and an alternative.
+- Attention in which edges differ only by their relation (`RGATConv` without `edge_attr`) is scaled, but its hop is
+  sampled uniformly and it has no snapshot. One number per source says little about the attention of a pair, and
+  sampling by it gave more bias than uniform sampling.
+- `PDNConv` computes its edge weights, so the degrees of the whole graph are unknown. They are estimated from the
+  sampled edges of a node, and for nodes that were not expanded from the number of neighbours and the mean weight. Its
+  distance must be less than half of plain PyG's.
+
+The page is written by `python -m adahop_lab.audit docs/pyg-layers.md {batches}`. It runs every layer that can be built
+from a number of channels, with and without edge weights and attributes, PyG's models, and a few layers as users write
+them ("own"), on batches of {seeds} seeds whose outermost nodes were not expanded.
 
 {share} of {many} are scaled. {kept}
 
@@ -685,12 +696,13 @@ Not tried: {others}.
 
 TYPED = """## Typed graphs
 
-Written by `python -m adahop_lab.audit docs/pyg-layers.md {batches} typed`: the same over a graph of three types and six
-relations, two of which share pairs of nodes, with three neighbours per relation. `RGCNConv`, `FastRGCNConv` and
-`RGATConv` run on `batch.to_homogeneous()`. `HANConv` joins the relations into a type by weights that are a mean over
-the nodes at hand, of which a batch has others than the whole graph. With every neighbour it must therefore equal the
-plain layer on the same batch, and with a snapshot be no farther from the whole graph than that is; where one relation
-goes into each type, it must equal the whole graph. Bounds hold together within this table.
+The same on a heterogeneous graph with three types and six relations, two of which share pairs of nodes, with three
+neighbours per relation (`python -m adahop_lab.audit docs/pyg-layers.md {batches} typed`). `RGCNConv`, `FastRGCNConv`
+and `RGATConv` run on `batch.to_homogeneous()`. Bounds hold together within this table.
+
+`HANConv` weights the relations into a type by a mean over the nodes at hand, and a batch has others than the whole
+graph. With all neighbours it must therefore equal the plain layer on the same batch, and with a snapshot be no farther
+from the whole graph than that. Where one relation goes into each type, it must equal the whole graph.
 
 {share} of {many} are scaled. {kept}
 

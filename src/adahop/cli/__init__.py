@@ -26,12 +26,10 @@ OURS: dict[str, Callable[..., None]] = {
 }
 # of adahop-lab, which brings them; their sentences are here so that `adahop --help` can do without it
 LAB = {
-    "compare": "Train with several methods and say which is best, and whether that is more than luck.",
-    "bench": "Measure speed and memory beside other libraries, in turns.",
-    "reproduce": "Run an experiment's cells and print its table; stopped or killed, the same command goes on.",
-    "report": (
-        "Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."
-    ),
+    "compare": "Train with several methods and test whether the best one is significantly better.",
+    "bench": "Measure speed and memory compared with other libraries, taking turns.",
+    "reproduce": "Run an experiment and print its table; a stopped run continues with the same command.",
+    "report": "Write tables and plots as one HTML page; fails if a row differs from the paper without an explanation.",
 }
 COMMANDS = (*OURS, *LAB)
 

@@ -48,12 +48,12 @@ def show(console: Console, found: dict[str, Any]) -> None:
     same = "unknown" if g["homophily"] is None else f"{g['homophily']:.2f} ({g['homophily_by_chance']:.2f} by chance)"
     console.print(f"[bold]{escape(found['dataset'])}[/]: {g['nodes']:,} nodes, {g['edges']:,} edges")
     console.print(
-        f"{g['training']:,} nodes to train on; degree {degree['mean']:.1f} on average, {degree['median']:.0f} in the "
-        f"middle, {degree['most']:,} at most; neighbours' labels alike {same}; {described(g)}"
+        f"{g['training']:,} nodes to train on; degree: mean {degree['mean']:.1f}, median {degree['median']:.0f}, "
+        f"maximum {degree['most']:,}; homophily {same}; {described(g)}"
     )
-    shares = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
-    console.print(f"learned odds can take away of uniform draws' variance at most: {shares}")
-    table = Table("method", "k", "ms a step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
+    room = ", ".join(f"layer {i + 1} {share}" for i, share in enumerate(in_words(found["learning"])))
+    console.print(f"learned probabilities can remove at most this share of uniform sampling's variance: {room}")
+    table = Table("method", "k", "ms per step", "MB kept", "variance", f"val {g['metric']}", "epochs", "rounds")
     for row in found["candidates"]:
         table.add_row(
             row["method"], str(row["k"]), f"{row['step_ms']:.1f}", f"{row['memory_mb']:.1f}", f"{row['variance']:.2g}",

@@ -16,8 +16,8 @@ def option(help: str, *names: str, **more: Any) -> Any:
 
 # flags of several commands
 DataSet = Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")]
-Model = Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; typed graphs: rgcn, rgat or hgt.")]
-Arch = Annotated[str, option("plain or residual.")]
+Model = Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; heterogeneous graphs: rgcn, rgat or hgt.")]
+Arch = Annotated[str, option("residual: every layer adds a linear map of the input; plain: stacked convolutions.")]
 Hidden = Annotated[int, option("Width of the hidden layers.")]
 Rate = Annotated[float, option("Adam's learning rate.")]
 Decay = Annotated[float, option("L2 penalty.")]
@@ -53,34 +53,40 @@ def train(
     noise: Annotated[
         str,
         option(
-            "Sampling noise that a control variate leaves in, 0 to 1, one number or one per layer; auto: 0, or uniform "
-            "draws of two neighbours, by validation during the run."
+            "Share of the sampling noise that a control variate leaves, 0 to 1, one number or one per layer; auto: "
+            "compare 0 and uniform draws of two neighbours on validation nodes, and go on with the better."
         ),
     ] = "auto",
     judged: Annotated[
-        int | None, option("Evaluate this many nodes of each split, and make no pass over the whole graph.")
+        int | None, option("Evaluate this many nodes per split, without a pass over the whole graph; default all.")
     ] = None,
-    average: Annotated[float, option("Evaluate a running average of the weights; the fraction kept per step.")] = 0.0,
-    norm: Annotated[str | None, option("Of a gcn's weights: row (default) or sym.")] = None,
+    average: Annotated[
+        float, option("Evaluate a running average of the weights; the fraction kept per step; 0: none.")
+    ] = 0.0,
+    norm: Annotated[str | None, option("gcn: row (default) or sym, how weights are normalised.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
-    heads: Annotated[int | None, option("Of a gat, gatv2, rgat or hgt; default 4.")] = None,
-    conv: Annotated[str | None, option("Of an rgcn's relations: gcn (default) or sage.")] = None,
-    bases: Annotated[int | None, option("Of an rgcn with many relations: their maps mix this many; 0: none.")] = None,
+    heads: Annotated[int | None, option("gat, gatv2, rgat, hgt: number of attention heads; default 4.")] = None,
+    conv: Annotated[str | None, option("rgcn: convolution of a relation, gcn (default) or sage.")] = None,
+    bases: Annotated[
+        int | None, option("rgcn: matrices of relations are mixtures of this many; 0: one matrix per relation.")
+    ] = None,
     blocks: Annotated[
-        int | None, option("Of an rgcn with many relations: their maps have this many diagonal blocks; 0: one.")
+        int | None, option("rgcn: block-diagonal matrices with this many blocks; 0: full matrices.")
     ] = None,
-    edges: Annotated[
-        int | None, option("Features of an edge that the model reads; 0: none; default all that the data set has.")
-    ] = None,
-    score: Annotated[str | None, option("Of a gat: leaky_relu (default) or relu.")] = None,
+    edges: Annotated[int | None, option("Number of edge features that the model reads; 0: none; default all.")] = None,
+    score: Annotated[str | None, option("gat: activation of the scores, leaky_relu (default) or relu.")] = None,
     attention: Annotated[
-        str | None, option("Of a gat, gatv2 or geniepath: self-normalised (default), paper or softmax.")
+        str | None,
+        option(
+            "gat, gatv2, geniepath, rgat: normalisation over a sample, self-normalised (default), paper or softmax."
+        ),
     ] = None,
     options: Annotated[
-        list[str] | None, option("An option of the method, like eta=0.2; any number.", "--option", metavar="NAME=VALUE")
+        list[str] | None,
+        option("An option of the method, like eta=0.2; may be repeated.", "--option", metavar="NAME=VALUE"),
     ] = None,
     seed: Seed = 0,
-    runs: Annotated[int, option("Runs, with seeds counted up.")] = 1,
+    runs: Annotated[int, option("Number of runs, with consecutive seeds.")] = 1,
     device: Where = "cpu",
     capture: Annotated[
         bool | None, option("On a GPU: run the step as one CUDA graph; default: where possible.")
@@ -147,7 +153,7 @@ def variance(
 def advise(
     context: typer.Context,
     dataset: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or planted:N,E,F,C.")] = "digits",
-    minutes: Annotated[float, option("How long it may take, about.")] = 5.0,
+    minutes: Annotated[float, option("How long it may take, roughly.")] = 5.0,
     model: Model = "gcn",
     arch: Arch = "residual",
     layers: Annotated[int, option("Layers of the model.")] = 2,
@@ -159,7 +165,7 @@ def advise(
     device: Where = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")] = False,
 ) -> None:
-    """Look at a graph, race a few methods on its validation nodes, and recommend one command."""
+    """Compare a few methods on a graph's validation nodes and recommend one command."""
     from adahop.cli.advise import start
 
     start(**context.params)
@@ -174,13 +180,24 @@ def listing(as_json: Annotated[bool, typer.Option("--json", help="One JSON objec
 
 def convert(
     context: typer.Context,
-    source: Annotated[list[str], typer.Argument(help="edges features labels; an OGB folder or .pt; NAME=FILE, typed.")],
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="edges features labels; or an OGB folder; or a .pt; or for a heterogeneous graph NAME=FILE ..."
+        ),
+    ],
     out: Annotated[str, typer.Option("--out", "-o", help="The .npz to write, or with --mmap the folder.")],
     split: Annotated[
-        str | None, typer.Option(help="random:60,20,20 or a folder with train.csv, val.csv, test.csv.")
+        str | None,
+        typer.Option(
+            help="random:60,20,20 (default where the source has none), or a folder with train.csv, val.csv, test.csv."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
-    ids: Annotated[str, typer.Option(help="numbers: 0, 1, ... as the rows of features; names: any words.")] = "numbers",
+    ids: Annotated[
+        str,
+        typer.Option(help="numbers: 0, 1, ..., the rows of the features; names: any words, those of the labels file."),
+    ] = "numbers",
     undirected: Annotated[bool, typer.Option("--undirected", help="Add the reverse of every edge.")] = False,
     name: Annotated[str | None, typer.Option(help="The data set's name; default the file's.")] = None,
     mmap: Annotated[bool, typer.Option("--mmap", help="Write a folder that is mapped, for large graphs.")] = False,
@@ -191,7 +208,7 @@ def convert(
     Edges: .csv, .tsv, .txt (also .gz) or .parquet with columns src, dst and optionally weight, header or not; columns
     whose names begin with attr are features of the edges.
     Features: .npy, scipy's .npz or a table. Labels: .npy or a table with a label, or id and label, per row.
-    A typed graph: edge__SRC__REL__DST=edges.csv for each relation, x__TYPE=features.csv and y__TYPE=labels.csv.
+    A heterogeneous graph: edge__SRC__REL__DST=edges.csv for each relation, x__TYPE=features.csv and y__TYPE=labels.csv.
     """
     from adahop.cli.convert import start
 

@@ -25,6 +25,10 @@ from adahop.records import Read, Records
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
 
+TWICE = (
+    "seed {seed}: from epoch {epoch} once more with uniform draws of two neighbours, to compare on validation nodes "
+    "how much sampling noise is best; --noise 0 leaves this out"
+)
 MODEL_FLAGS = ("norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention")
 
 
@@ -142,8 +146,13 @@ def run_one(
 ) -> Result:  # fmt: skip
     steps = -(-training(data) // config.batch_size) * config.epochs
     task = progress.add_task(f"seed {seed}", total=steps)
+    before = 0  # the epoch of the last row
 
     def note(row: dict[str, Any]) -> None:
+        nonlocal before
+        if row["epoch"] <= before and row.get("noise") == "uniform":
+            progress.console.print(TWICE.format(seed=seed, epoch=row["epoch"]), highlight=False, soft_wrap=True)
+        before = row["epoch"]
         progress.update(task, description=f"seed {seed} · epoch {row['epoch']} · val {row['val']:.4f}")
         if records:
             records.row("metrics.jsonl", {"seed": seed, **row})

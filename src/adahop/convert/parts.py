@@ -12,6 +12,7 @@ from adahop.convert.tables import Columns, Field, Head, Tell, is_number, read
 from adahop.datasets.files import dense
 
 ID = ("id", "node", "node_id")
+ORDER = "the files are edges, features and labels, in this order"
 PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
@@ -65,7 +66,8 @@ def edge_table(path: Path, kind: str, tell: Tell | None = None) -> EdgeTable:
             raise InputError(f"{path} must have the columns src and dst, and weight where there is one, got {got}")
         features = [i for i, name in enumerate(head.names or ()) if name.startswith("attr")]
         weighted, described = len(at) > 2 and at[2] is not None, bool(features)
-        fields = [Field([c], k) for c, k in zip(at, (kind, kind, "real"), strict=False) if c is not None]
+        hint = "with --ids names (in Python ids='names') ids may be words" if kind == "whole" else ""
+        fields = [Field([c], k, hint) for c, k in zip(at, (kind, kind, "real"), strict=False) if c is not None]
         return [*fields, Field(features, "real")] if described else fields
 
     table = read(path, choose, kind == "text", tell)
@@ -91,7 +93,7 @@ def read_features(path: Path, tell: Tell | None = None) -> tuple[Columns | None,
         own = head.find(*ID)
         rest = [i for i in range(len(head.first)) if i != own]
         numbers = own is None or head.first[own].lstrip("-").isdigit()
-        return [*([] if own is None else [Field([own], "whole" if numbers else "text")]), Field(rest, "real")]
+        return [*([] if own is None else [Field([own], "whole" if numbers else "text")]), Field(rest, "real", ORDER)]
 
     table = read(path, choose, False, tell)
     x = table.columns[-1]

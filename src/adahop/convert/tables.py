@@ -29,6 +29,7 @@ class Field(NamedTuple):
 
     at: list[int]
     kind: str
+    hint: str = ""  # what a user may have meant who put something else there
 
 
 class Head(NamedTuple):
@@ -156,7 +157,8 @@ def _parsed(path: Path, chunk: list[str], start: int, head: Head, fields: list[F
                 _parse([line], head, fields)
             except BAD:
                 wanted = f"{len(head.first)} columns, " + " and ".join(map(_wanted, fields))
-                raise InputError(f"{path}, line {n} must hold {wanted}, got '{line.strip()[:60]}'") from None
+                hint = next((f"; {f.hint}" for f in fields if f.hint), "")
+                raise InputError(f"{path}, line {n} must hold {wanted}, got '{line.strip()[:60]}'{hint}") from None
         raise
 
 

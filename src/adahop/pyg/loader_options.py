@@ -101,18 +101,12 @@ def data_and_graph(data: object, device: object = None, tables: bool = True) -> 
     if not isinstance(data, Data | HeteroData):
         raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
     at = torch.device("cpu") if device is None else device_of(device)
-<<<<<<< HEAD:src/adahop/pyg/source.py
-    own = _own_graph(data)
-    if own is not None:  # our own data sets; their graph must not travel with batches, which have their own edge_attr
-        data, own = _without_graph(data), own.without_edge_features()
-=======
     data, graph = without_graph(data)
->>>>>>> names-pyg:src/adahop/pyg/loader_options.py
     if device is not None:
         data = move_except(data, at, {} if tables else feature_tables(data))
     if graph is None:
         return data, Graph.from_data(_absolute_weights(data), edge_attr=False).to(at)
-    return data, graph.undescribed().to(at)
+    return data, graph.without_edge_features().to(at)
 
 
 def without_graph(data: AnyData) -> tuple[AnyData, Graph | None]:

@@ -9,32 +9,34 @@ import typer
 from adahop.cli.commands import option
 from adahop_lab.bench import BY_DEGREE, DEGREES, EPOCH, SAMPLING
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside other libraries, in turns.")
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory compared with other libraries, taking turns.")
 
-GRAPH = "rmat:N,E (with ,types=3,relations=6 a typed one), star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
-PARTS = "With commas between; parts may be set, like bs:update=true or graphsage:policy=tracked:draw=systematic."
-PEERS = "Libraries to measure beside, or one kind of sampler like dgl:uniform:ids=int32; none for none."
-CLOCK = "wall, or cpu: processor seconds, for one thread on a busy machine."
-AS_JSON = typer.Option("--json", help="One JSON object a line on stdout.")
+GRAPH = (
+    "rmat:N,E (heterogeneous with ,types=3,relations=6), star:DEGREE, a name of `adahop list`, or a .npz or .pt path."
+)
+PARTS = "Separated by commas; options after colons, like bs:update=true or graphsage:policy=tracked:draw=systematic."
+PEERS = "Libraries to compare with, or one of their samplers, like dgl:uniform:ids=int32; none: no comparison."
+CLOCK = "wall; or cpu: processor seconds, for one thread on a machine that others use."
+AS_JSON = typer.Option("--json", help="One JSON object per line on stdout.")
 
 
 @bench.command()
 def sampling(
     context: typer.Context,
     graph: Annotated[str, option(GRAPH)] = "rmat:200000,10000000",
-    sizes: Annotated[str, option("Neighbours a node draws, input layer first; layer-wise: times the batch.")] = "10,10",
-    batch_size: Annotated[int, option("Seeds a batch.")] = 1024,
+    sizes: Annotated[str, option("Neighbours per node, input layer first; layer-wise: times the batch.")] = "10,10",
+    batch_size: Annotated[int, option("Seeds per batch.")] = 1024,
     threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
     methods: Annotated[str, option(PARTS)] = ",".join(SAMPLING),
     peers: Annotated[str, option(PEERS)] = "dgl,pyg",
     rounds: Annotated[int, option("Rounds per method.")] = 5,
-    seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.25,
+    seconds: Annotated[float, option("Least duration of one turn.")] = 0.25,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
     clock: Annotated[str, option(CLOCK)] = "wall",
     out: Annotated[str | None, option("Folder for sampling.jsonl and a plot.")] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Edges drawn and relabelled a second, and the ratio to every peer that can be imported."""
+    """Edges sampled and relabelled per second, and the ratio to every other library that can be imported."""
     from adahop_lab.bench import work
 
     work.sampling(**context.params)
@@ -44,15 +46,15 @@ def sampling(
 def epoch(
     context: typer.Context,
     graph: Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")] = "digits",
-    sizes: Annotated[str, option("Neighbours a node draws, input layer first.")] = "10,10",
-    batch_size: Annotated[int, option("Training nodes a step.")] = 256,
+    sizes: Annotated[str, option("Neighbours per node, input layer first.")] = "10,10",
+    batch_size: Annotated[int, option("Training nodes per step.")] = 256,
     threads: Annotated[str, option("Numbers of threads, each measured in turn.")] = "1",
     methods: Annotated[str, option(PARTS)] = ",".join(EPOCH),
-    peers: Annotated[str, option("dgl, dgl:graphconv, dgl:sum-first; none for none.")] = "dgl",
+    peers: Annotated[str, option("dgl, dgl:graphconv, dgl:sum-first; none: no comparison.")] = "dgl",
     rounds: Annotated[int, option("Epochs measured per method.")] = 3,
     arch: Annotated[str, option("plain or residual.")] = "residual",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 256,
-    prefetch: Annotated[int, option("Batches our loader draws ahead in a thread of its own.")] = 0,
+    prefetch: Annotated[int, option("Batches that adahop's loader draws ahead in a thread.")] = 0,
     device: Annotated[str, option("cpu, or cuda: then captured and eager, and pyg among the peers.")] = "cpu",
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
     half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
@@ -60,7 +62,7 @@ def epoch(
     out: Annotated[str | None, option("Folder for epoch.jsonl and a plot.")] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Seconds a whole epoch of a GCN takes, ours and the same model on DGL's sampler and blocks."""
+    """Seconds per epoch of a GCN, with adahop and with the same model on DGL's sampler and blocks."""
     from adahop_lab.bench import work
 
     work.epoch(**context.params)
@@ -71,17 +73,17 @@ def degrees(
     context: typer.Context,
     graph: Annotated[str, option("star, or rmat:N,E whose nodes are taken by degree.")] = "star",
     degrees: Annotated[str, option("Degrees of the targets.")] = ",".join(map(str, DEGREES)),
-    size: Annotated[int, option("Neighbours a target draws.")] = 5,
-    batch_size: Annotated[int, option("Targets a batch.")] = 256,
+    size: Annotated[int, option("Neighbours per target.")] = 5,
+    batch_size: Annotated[int, option("Targets per batch.")] = 256,
     threads: Annotated[int, option("Threads.")] = 1,
     methods: Annotated[str, option(PARTS)] = ",".join(BY_DEGREE),
     rounds: Annotated[int, option("Rounds per method.")] = 5,
-    seconds: Annotated[float, option("What a turn lasts, at least.")] = 0.1,
+    seconds: Annotated[float, option("Least duration of one turn.")] = 0.1,
     clock: Annotated[str, option(CLOCK)] = "wall",
     out: Annotated[str | None, option("Folder for degrees.jsonl and a plot.")] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Microseconds a batch of one layer takes as the degree of its targets grows."""
+    """Microseconds per batch of one layer, by the degree of its targets."""
     from adahop_lab.bench import work
 
     work.degrees(**context.params)
@@ -96,7 +98,7 @@ def inference(
     outputs: Annotated[int, option("Columns of the output.")] = 64,
     arch: Annotated[str, option("plain or residual.")] = "plain",
 ) -> None:
-    """Peak memory of a GCN's pass over the whole graph, over that of graph, features and output; one JSON line."""
+    """Peak memory of a GCN's pass over the whole graph, relative to graph, features and output; one JSON line."""
     from adahop_lab.bench import work
 
     work.inference(**context.params)
@@ -109,14 +111,14 @@ def setup(
         str, option("A data set with features, like synthetic:N,E,F,C.")
     ] = "synthetic:200000,10000000,100,10",
     method: Annotated[str, option("A name of `adahop list`.")] = "adahop",
-    sizes: Annotated[str, option("Neighbours a node draws, input layer first.")] = "10,10",
+    sizes: Annotated[str, option("Neighbours per node, input layer first.")] = "10,10",
     hidden: Annotated[int, option("Width of the hidden layers.")] = 64,
-    batch_size: Annotated[int, option("Training nodes a step.")] = 1024,
+    batch_size: Annotated[int, option("Training nodes per step.")] = 1024,
     threads: Annotated[int, option("Threads.")] = 2,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
     clock: Annotated[str, option(CLOCK)] = "wall",
 ) -> None:
-    """Seconds to the first step by part, the data being loaded: without a compiled kernel, then with; JSON lines."""
+    """Seconds from loaded data to the first step, by part, without and with compiled kernels; JSON lines."""
     from adahop_lab.bench import work
 
     work.setup(**context.params)

@@ -16,9 +16,11 @@ from adahop_lab.experiments import EXPERIMENTS
 def report(
     folder: Annotated[str, typer.Argument(help="Folder that `adahop reproduce` wrote to.")] = "results",
     output: Annotated[str, option("The page.", "--output", "-o")] = "report.html",
-    cells: Annotated[str | None, option("Folder of the cells' files; else `runs` here or beside the source.")] = None,
+    cells: Annotated[
+        str | None, option("Folder with the cells' settings; default `runs` here or in the checkout.")
+    ] = None,
 ) -> None:
-    """Write tables, plots and details as one HTML page; a row that differs from the paper unexplained is an error."""
+    """Write tables and plots as one HTML page; fails if a row differs from the paper without an explanation."""
     from adahop.records import write_whole
     from adahop_lab.experiments.cells import cells_folder
     from adahop_lab.experiments.outcome import outcomes

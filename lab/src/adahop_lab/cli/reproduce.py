@@ -13,32 +13,33 @@ from adahop_lab.experiments import EXPERIMENTS
 def reproduce(
     context: typer.Context,
     experiment: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, all (of these), or tta.")],
-    datasets: Annotated[str | None, option("With commas between; all that have cells if left out.")] = None,
+    datasets: Annotated[str | None, option("Separated by commas; default all that have cells.")] = None,
     rows: Annotated[
         str | None,
-        option("Rows with commas between, all k or one (as bliss-k5); all if left out."),
+        option("Rows of the table, separated by commas, like bliss or for one k bliss-k5; default all."),
     ] = None,
-    runs: Annotated[
-        int | None, option("Runs a cell, seeds counted up from 0; the cell's own number if left out.")
-    ] = None,
+    runs: Annotated[int | None, option("Runs per cell, with seeds from 0; default the cell's own number.")] = None,
     grid: Annotated[
-        str, option("none: the cells' settings; full: the paper's grid first, by validation alone.")
+        str, option("none: the cells' settings; full: first search the paper's grid on validation data.")
     ] = "none",
-    out: Annotated[str, option("Folder for the results; what is there is not run again.")] = "results",
+    out: Annotated[str, option("Folder for the results; results that are there are not run again.")] = "results",
     device: Annotated[str, option("cpu or cuda.")] = "cpu",
-    jobs: Annotated[int, option("Processes side by side, a thread each; 0 for one a core.")] = 0,
+    jobs: Annotated[int, option("Parallel processes with one thread each; 0: one per core.")] = 0,
     data: Annotated[
-        str | None, option("Folder of .npz files and downloads; else ADAHOP_DATA, and the cache of downloads.")
+        str | None, option("Folder of .npz files and downloads; default $ADAHOP_DATA and the download cache.")
     ] = None,
-    cells: Annotated[str | None, option("Folder of the cells' files; else `runs` here or beside the source.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch public data sets that are not here.")] = False,
-    renew: Annotated[bool, typer.Option("--renew", help="Run cells anew whose settings have changed.")] = False,
-    epochs: Annotated[int, option("Of tta: epochs of a run.")] = 40,
-    tries: Annotated[int, option("Of tta: seeds of the choice by validation.")] = 2,
+    cells: Annotated[
+        str | None, option("Folder with the cells' settings; default `runs` here or in the checkout.")
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="Download public data sets that are missing.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Run cells again whose settings have changed.")] = False,
+    epochs: Annotated[int, option("tta: epochs per run.")] = 40,
+    tries: Annotated[int, option("tta: seeds for the choice of settings on validation data.")] = 2,
 ) -> None:
-    """Run an experiment's cells and print its table; stopped or killed, the same command goes on.
+    """Run an experiment and print its table; a stopped run continues with the same command.
 
-    tta, time to accuracy, has candidates instead of cells: --rows names them with semicolons between.
+    A cell is one row of a table on one data set. tta, time to accuracy, has candidates instead of cells: --rows names
+    them, separated by semicolons.
     """
     given = dict(context.params)
     of_tta = {name: given.pop(name) for name in ("epochs", "tries")}
