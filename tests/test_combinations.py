@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import adahop
-from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError
 from adahop.config import Config
@@ -31,6 +30,8 @@ from adahop.models import GNN
 from adahop.models import MODELS as ALL_MODELS
 from adahop.policies import POLICIES
 from adahop.run import Run
+from adahop.samplers.neighbor import AUTO
+from adahop.samplers.neighbor import DRAWS as ALL_DRAWS
 from adahop.sum import ESTIMATORS
 from adahop.train import train_step
 from conftest import full_sum
@@ -39,6 +40,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 REPEATS, BOUND = 150, 5.5
 SPEC = "synthetic:48,500,5,3"
 
+DRAWS = [draw for draw in ALL_DRAWS if draw != AUTO]  # which is one of the others
 MODELS = {name: m for name, m in ALL_MODELS.items() if not m.typed}  # typed ones: tests/models/test_typed_models.py
 
 
@@ -79,7 +81,7 @@ class Preset(NamedTuple):
         return METHODS[self.method].unbiased
 
 
-NODE_WISE = [Parts(*c) for c in product(POLICIES, ops.DRAWS, ESTIMATORS, MODELS)]
+NODE_WISE = [Parts(*c) for c in product(POLICIES, DRAWS, ESTIMATORS, MODELS)]
 CLOSED = [name for name, m in METHODS.items() if part(m, {}, "policy") is None]
 OTHERS = [Preset(*c) for c in product(CLOSED, ESTIMATORS, MODELS)]
 
@@ -300,7 +302,7 @@ def page() -> str:
     able = len(NODE_WISE) - sum(reasons.values())
     return TEXT.format(
         policies=", ".join(POLICIES),
-        draws=", ".join(ops.DRAWS),
+        draws=", ".join(DRAWS),
         estimators=", ".join(ESTIMATORS),
         models=", ".join(MODELS),
         closed=", ".join(CLOSED),

@@ -33,7 +33,7 @@ from adahop.samplers import (
     Sampler,
 )
 from adahop.samplers.neighbor import DRAWS as NODE_WISE_DRAWS
-from adahop.samplers.neighbor import own_draw_refusal
+from adahop.samplers.neighbor import draw_refusal
 from adahop.storage import MEMORY, Storage
 
 Build = Callable[..., Sampler]
@@ -244,8 +244,9 @@ def check_options(method: Method, options: Mapping[str, Any]) -> None:
         one_of(policy, POLICIES, "policy")
     if draw is not None:
         one_of(draw, ops.DRAWS if policy is None else NODE_WISE_DRAWS, "draw")
-        if policy is not None and POLICIES[policy].own_draw and draw not in ops.DRAWS:
-            raise InputError(own_draw_refusal(policy, draw))
+        why = None if policy is None else draw_refusal(POLICIES[policy], policy, draw)
+        if why is not None:
+            raise InputError(why)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for name in options:
         if open_ended and policy is not None and name not in known and name not in policy_options(policy):
@@ -271,7 +272,8 @@ OF_ATTENTION = {"scores": "need no normaliser", "sums": "leave the first layer's
 
 
 def refusal(estimator: str, model: str, weights: str) -> str | None:
-    """Why parts do not combine, in one sentence; None where they do. Policies and draws combine with everything."""
+    """Why an estimator and a model do not combine, in one sentence; None where they do. Policies and draws combine with
+    every estimator and model."""
     what = estimator.split("+")[-1]
     if what in OF_ATTENTION and weights == FIXED:
         return (

@@ -134,7 +134,7 @@ def _refuse(name: str, model: str) -> None:
 def _check(data: NodeData, seed: int, **functions: Any) -> None:
     if getattr(data, "metric", None) is None:
         kind = type(data).__name__
-        raise KindError(f"`data` must be what `adahop.load` returns, got {kind} (torch.save a PyG Data, load the .pt)")
+        raise KindError(f"`data` must be what `adahop.load` returns, got {kind} (it takes a PyG Data)")
     one_of(data.metric, METRICS, "metric")
     fields(data, ("graph", "x", "y", "classes", "train_mask", "val_mask", "test_mask"), "data")
     count(seed, 0, "seed")

@@ -170,7 +170,7 @@ def test_an_unknown_name_gets_the_nearest():
         load("citeser")
     with pytest.raises(InputError, match="`features` must be one of auto, row, standard, raw, got 'rows'"):
         load("digits", features="rows")
-    with pytest.raises(KindError, match="must be a name or a path, got int"):
+    with pytest.raises(KindError, match="must be a name or a path, or a PyG Data, got int"):
         load(3)
 
 
@@ -342,6 +342,18 @@ def saved(tmp_path, **change) -> Path:
     parts |= {"train_mask": masks[0], "val_mask": masks[1], "test_mask": masks[2]} | change
     torch.save(Data(**{k: v for k, v in parts.items() if v is not None}), tmp_path / "saved.pt")
     return tmp_path / "saved.pt"
+
+
+def test_a_pyg_data_is_loaded_as_its_file_is(tmp_path):
+    kept = {"x": torch.rand(6, 3), "y": torch.tensor([0, 1] * 3), "edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]])}
+    masks = {f"{part}_mask": torch.arange(6) % 3 == i for i, part in enumerate(("train", "val", "test"))}
+    data = Data(**kept, **masks)
+    torch.save(data, tmp_path / "data.pt")
+    one, two = load(data), load(tmp_path / "data.pt")
+    assert torch.equal(one.x, two.x) and torch.equal(one.graph.indices, two.graph.indices) and one.metric == two.metric
+    assert load(one) is not None and torch.equal(load(one).x, one.x)  # prepared features stay
+    with pytest.raises(InputError, match=r"the Data must have the tensors y, .*got x, edge_index"):
+        load(Data(x=data.x, edge_index=data.edge_index))
 
 
 def test_pt(tmp_path):

@@ -11,6 +11,7 @@ from adahop.checks import InputError
 from adahop.config import Config
 from adahop.graph import Graph
 from adahop.ops import Odds, threads
+from adahop.policies import Policy
 from adahop.samplers import NeighborSampler
 from adahop.samplers.loop import Merged
 
@@ -45,12 +46,12 @@ def z_scores(got, truth):
     return (got.mean(0) - truth).abs() / (got.std(0) / len(got) ** 0.5).clamp(min=1e-7)
 
 
-@pytest.mark.parametrize("policy", ["uniform", "static", "tracked", "exp3", "exp3m"])
+@pytest.mark.parametrize("policy", ["uniform", "static", "tracked", "attended", "exp3", "exp3m"])
 def test_the_sums_are_unbiased(policy):
     graph, seeds = random_graph(), torch.arange(0, 60, 4)
     h = torch.randn(60, 3, generator=torch.Generator().manual_seed(1), dtype=torch.double) + 1.0
     sampler = adahop.make("graphsage", graph, [2], seed=3, policy=policy, draw="shared")
-    if policy == "tracked":
+    if policy in ("tracked", "attended"):
         sampler.policy.square.copy_(torch.linspace(0.1, 4.0, 60))
     got = estimates(sampler, seeds, h)
     assert float(z_scores(got, full_sums(graph, seeds, h)).max()) < 4.5
@@ -161,8 +162,13 @@ def test_the_preset_shares_for_fixed_weights_alone():
 
 
 def test_what_cannot_share_says_so():
-    with pytest.raises(InputError, match=r"`draw` must be one of .* for policy attended, which draws by itself"):
-        Config(model="gat", method_options={"policy": "attended", "draw": "shared"})
+    class Own(Policy):
+        def places(self, layer, rows, k, how, key):
+            return ops.draw(self.graph.edges, rows, k, how, Odds(), key)
+
+    graph = random_graph()
+    with pytest.raises(InputError, match=r"`draw` must be one of .* for policy Own, which draws by itself, got shared"):
+        NeighborSampler(graph, [2], Own(graph, 1), "shared")
     with pytest.raises(InputError, match="`draw` must be one of"):
         Config(method="ladies", method_options={"draw": "shared"})
     sampler = NeighborSampler(random_graph(), [2], draw="shared")

@@ -147,7 +147,9 @@ def test_refusals(options, words):
 
 
 def test_a_pyg_data_is_told_how_to_be_loaded():
-    with pytest.raises(InputError, match=r"`data` must be what `adahop.load` returns, got Data \(torch.save"):
+    with pytest.raises(
+        InputError, match=r"must be what `adahop.load` returns, got Data \(it takes a PyG Data\)"
+    ):
         fit(Data(x=torch.ones(2, 1)), epochs=1)
 
 

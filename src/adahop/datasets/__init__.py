@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from torch_geometric.data import Data, HeteroData
+
 from adahop.checks import InputError, KindError, one_of
 from adahop.datasets.base import FEATURES, Dataset, prepare
-from adahop.datasets.files import READERS, is_folder, open_folder, read
+from adahop.datasets.files import READERS, is_folder, of_pyg, open_folder, read
 from adahop.datasets.made import digits, synthetic
 from adahop.datasets.planted import planted
 from adahop.datasets.public import SOURCES, TYPED
@@ -43,8 +45,11 @@ FORMS = {
 }
 
 
-def load(name_or_path: str | Path, root: str | Path | None = None, features: str = "auto") -> Dataset | TypedDataset:
-    """A data set by name (see `DATASETS`), path, `synthetic:N,E,F,C`, `planted:N,E,F,C` or `texts:N,E,F,C`.
+def load(
+    name_or_path: str | Path | Data | HeteroData, root: str | Path | None = None, features: str = "auto"
+) -> Dataset | TypedDataset:
+    """A data set by name (see `DATASETS`), path, `synthetic:N,E,F,C`, `planted:N,E,F,C` or `texts:N,E,F,C`; or that of
+    a PyG Data or HeteroData with labels and masks.
 
     Downloads go to `root`, by default the environment's ADAHOP_DATA or ~/.cache/adahop. `features` is what happens
     to x: "row" divides each row by its absolute sum; "standard" gives each column mean 0 and deviation 1 on the
@@ -56,13 +61,18 @@ def load(name_or_path: str | Path, root: str | Path | None = None, features: str
     (1797, 10, 'accuracy')
     """
     one_of(features, FEATURES, "features")
+    if isinstance(name_or_path, Data | HeteroData):
+        return _prepared(*of_pyg(name_or_path, "data"), features)
     if not isinstance(name_or_path, str | Path):
-        raise KindError(f"`dataset` must be a name or a path, got {type(name_or_path).__name__}")
+        raise KindError(f"`dataset` must be a name or a path, or a PyG Data, got {type(name_or_path).__name__}")
     if is_folder(Path(name_or_path).expanduser()):
         if features not in ("auto", "raw"):
             raise InputError(f"`features` of a mapped folder must be raw, as they were prepared before, got {features}")
         return open_folder(Path(name_or_path).expanduser())
-    data, own = _find(str(name_or_path), root)
+    return _prepared(*_find(str(name_or_path), root), features)
+
+
+def _prepared(data: Dataset | TypedDataset, own: str, features: str) -> Dataset | TypedDataset:
     kind = own if features == "auto" else features
     return prepare_typed(data, kind) if isinstance(data, TypedDataset) else prepare(data, kind)
 

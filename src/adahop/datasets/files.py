@@ -260,19 +260,23 @@ def is_hetero(path: Path) -> bool:
 def _pt(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
     if split is not None:
         raise InputError(f"a split must be left out, as the file has one, got '{split}'")
-    data = saved(path)
+    return of_pyg(saved(path), path.stem)
+
+
+def of_pyg(data: Data | HeteroData, name: str) -> tuple[Dataset | TypedDataset, str]:
+    """The data set of a PyG Data or HeteroData, and how its features are prepared by default."""
     if isinstance(data, Dataset | TypedDataset):  # its features are prepared already
         return data, "raw"
     if isinstance(data, HeteroData):
-        return make_typed(path.stem, data, *labelled_type(data)), "auto"
+        return make_typed(name, data, *labelled_type(data)), "auto"
     wanted = ("x", "y", "edge_index", *(f"{part}_mask" for part in SPLITS))
     lacking = [k for k in wanted if not torch.is_tensor(getattr(data, k, None))]
     if lacking:
-        raise InputError(f"the saved Data must have the tensors {', '.join(lacking)}, got {', '.join(data.keys())}")
+        raise InputError(f"the Data must have the tensors {', '.join(lacking)}, got {', '.join(data.keys())}")
     splits = {part: first_mask(data[f"{part}_mask"]) for part in SPLITS}
     weight, attr = (getattr(data, name, None) for name in ("edge_weight", "edge_attr"))
     graph = Graph.from_edge_index(data.edge_index, weight, data.x.shape[0], attr)
-    out = make(path.stem, graph, data.x, data.y, splits)
+    out = make(name, graph, data.x, data.y, splits)
     if weight is not None:
         out.edge_weight = weight
     return out, "auto"

@@ -13,7 +13,7 @@ from adahop.block import Block
 from adahop.checks import InputError, between, count
 from adahop.graph import Graph
 from adahop.messages import scores
-from adahop.ops import Drawn, Edges, Odds, Rows, Slots, random, spans
+from adahop.ops import Drawn, Edges, Near, Odds, Rows, Slots, random, spans
 from adahop.policies.tracked import Tracked
 from adahop.storage import MEMORY, Storage
 
@@ -62,6 +62,13 @@ class Attended(Tracked):
         edges, laid, chance, place = self._laid(layer, rows.row)
         drawn = ops.draw(edges, laid, k, how, Odds(edge=chance, eta=self.eta), key)
         return drawn._replace(pos=place[drawn.pos])
+
+    def inclusion(self, layer: int, rows: Rows, near: Near, k: Tensor) -> Tensor:
+        if self.heads == 0:
+            return super().inclusion(layer, rows, near, k)
+        edges, laid, chance, _ = self._laid(layer, rows.row)
+        _, place = spans(edges.first, edges.last - edges.first)
+        return ops.chances(edges, laid, near._replace(place=place), k, Odds(edge=chance, eta=self.eta))
 
     def slots(self, layer: int, rows: Rows, k: int, how: str, key: random.Stream, loops: int) -> Slots:
         edges, laid, chance, place = self._laid(layer, rows.row)

@@ -12,7 +12,20 @@ from adahop.block import Block
 from adahop.checks import InputError, between, edge_weights, implied, of_kind
 from adahop.graph import Graph, OnGraph
 from adahop.messages import Reading, energy
-from adahop.ops import Drawn, Odds, Prefix, Rows, Sight, Slots, goes_by_sums, random, segment_sum, spans
+from adahop.ops import (
+    Drawn,
+    Near,
+    Odds,
+    Prefix,
+    Rows,
+    Sight,
+    Slots,
+    chances,
+    goes_by_sums,
+    random,
+    segment_sum,
+    spans,
+)
 from adahop.policies.prefix import empty_prefix, renew_all
 from adahop.storage import MEMORY, Storage
 
@@ -23,6 +36,7 @@ class Policy(OnGraph):
     learns = False  # whether `update` changes its state; set for a class that defines `update`
     reads: Reading = staticmethod(energy)  # the function of a layer's messages that it learns from
     own_draw = False  # whether `places` draws; set for a class that defines `places`
+    own_inclusion = False  # whether `inclusion` is its own too, so that draws can be shared; set like `own_draw`
     has_slots = False  # whether `slots` makes such a draw for padded blocks
     needs: tuple[str, ...] = ()  # options that come with the model, see `GNN.facts`
     rescales = False  # whether `scaled` changes anything
@@ -36,6 +50,7 @@ class Policy(OnGraph):
         super().__init_subclass__(**options)
         implied(cls, "learns", by="update")
         implied(cls, "own_draw", by="places")
+        implied(cls, "own_inclusion", by="inclusion")
 
     def odds(self, layer: int) -> Odds:
         return Odds()
@@ -54,6 +69,10 @@ class Policy(OnGraph):
     def slots(self, layer: int, rows: Rows, k: int, how: str, key: random.Stream, loops: int) -> Slots:
         """The same draw for a padded block: per row `loops` slots for self-loops and k for draws."""
         raise NotImplementedError
+
+    def inclusion(self, layer: int, rows: Rows, near: Near, k: Tensor) -> Tensor:
+        """[M] the probability that k draws without replacement from its row take each of the rows' edges `near`."""
+        return chances(self.graph.edges, rows, near, k, self.odds(layer))
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
         """The drawn places with the scale of this policy's estimator; that of the draw, the default, is unbiased."""

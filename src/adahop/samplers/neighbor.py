@@ -75,8 +75,8 @@ class NeighborSampler(Sampler):
                     f"`policy` must have as many layers as `sizes`, {len(self.sizes)}, got {policy.layers}"
                 )
             check_odds(policy)
-            if self.shares and policy.own_draw:
-                raise InputError(own_draw_refusal(type(policy).__name__, draw))
+            if (why := draw_refusal(type(policy), type(policy).__name__, draw)) is not None:
+                raise InputError(why)
         self.policy.prepare(self.how, self.fan_out)
 
     @property
@@ -161,9 +161,9 @@ class NeighborSampler(Sampler):
         a_ij |h_j|: the policy's odds are relative to their row.
         """
         assert isinstance(key, int), "shared sources have no fixed shape"
-        edges, odds = self.graph.edges, self.policy.odds(layer)
+        edges = self.graph.edges
         near = ops.near(edges, rows, rows.targets, True, self._scratch)
-        chance = ops.chances(edges, rows, near, k, odds)
+        chance = self.policy.inclusion(layer, rows, near, k)
         possible = chance > 0
         if not bool(possible.all()):  # an edge with odds of 0 never comes, even where another target brings its source
             near = near._replace(row=near.row[possible], place=near.place[possible], local=near.local[possible])
@@ -212,5 +212,8 @@ class NeighborSampler(Sampler):
                 self.policy.update(layer, block, e)
 
 
-def own_draw_refusal(policy: str, draw: str) -> str:
-    return f"`draw` must be one of {', '.join(ops.DRAWS)} for policy {policy}, which draws by itself, got {draw}"
+def draw_refusal(policy: type[Policy], name: str, draw: str) -> str | None:
+    """Why a policy cannot draw like this; None where it can."""
+    if draw in ops.DRAWS or not policy.own_draw or policy.own_inclusion:
+        return None
+    return f"`draw` must be one of {', '.join(ops.DRAWS)} for policy {name}, which draws by itself, got {draw}"
