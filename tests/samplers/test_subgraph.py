@@ -301,3 +301,11 @@ def test_full_batch_takes_the_step_of_all_neighbours():
 def test_bad_options_of_random_nodes(options):
     with pytest.raises(InputError, match=f"`{next(iter(options))}` must be"):
         RandomNodes(random_graph(), [-1], **options)
+
+
+def test_dropped_edges_take_their_features_along():
+    attr = torch.arange(40.0).unsqueeze(1)
+    ends = torch.randint(12, (2, 40), generator=torch.Generator().manual_seed(0))
+    sampler = RandomNodes(Graph.from_edge_index(ends, num_nodes=12, edge_attr=attr), [-1], parts=1, drop=0.5)
+    (block,) = sampler.sample(next(iter(sampler.epoch(torch.arange(12), 12))))
+    assert block.num_edges < 40 and torch.equal(block.attr[0].flatten().long(), block.e_id)

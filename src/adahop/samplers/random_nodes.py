@@ -68,4 +68,5 @@ class RandomNodes(Renormalised):
         left = block.is_self() | (random.unit(key, block.pos, 0) >= self.drop)
         fields = {name: getattr(block, name)[left] for name in ("e_id", "weight", "prob", "scale", "pos")}
         ptr = pointer(torch.bincount(block.dst[left], minlength=block.num_dst))
-        return block._replace(edge_index=block.edge_index[:, left], ptr=ptr, **fields)
+        attr = None if block.attr is None else tuple(table[left] for table in block.attr)
+        return block._replace(edge_index=block.edge_index[:, left], ptr=ptr, attr=attr, **fields)
