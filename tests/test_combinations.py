@@ -228,7 +228,7 @@ def test_config_says_what_the_table_says():
 
 
 def test_most_combine():
-    assert len(NODE_WISE) == 1440 and sum(c in REFUSED for c in NODE_WISE) <= 0.15 * len(NODE_WISE)
+    assert len(NODE_WISE) == 1800 and sum(c in REFUSED for c in NODE_WISE) <= 0.15 * len(NODE_WISE)
 
 
 @pytest.mark.parametrize("why", sorted(set(REFUSED.values())))

@@ -147,9 +147,7 @@ def test_refusals(options, words):
 
 
 def test_a_pyg_data_is_told_how_to_be_loaded():
-    with pytest.raises(
-        InputError, match=r"must be what `adahop.load` returns, got Data \(it takes a PyG Data\)"
-    ):
+    with pytest.raises(InputError, match=r"must be what `adahop.load` returns, got Data \(it takes a PyG Data\)"):
         fit(Data(x=torch.ones(2, 1)), epochs=1)
 
 

@@ -42,7 +42,7 @@ class NeighborSampler(Sampler):
     them are exact. A batch reads as many nodes as with other draws, and in a dense graph a target uses many more than k
     of them. The draw scans the neighbourhoods.
     draw="auto": "shared" for a batch whose targets have neighbours in common (`OVERLAP`), else "systematic"; on a GPU
-    always "systematic", whose shape is fixed.
+    always "systematic", whose shape is fixed, and in a typed graph, where sharing was not measured.
     In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
     of the sources.
 
@@ -91,7 +91,9 @@ class NeighborSampler(Sampler):
     @property
     def shares(self) -> bool:
         """Whether targets may share the sources drawn for a batch."""
-        return self.how == SHARED or (self.how == AUTO and ops.goes_by_sums(self.graph.indptr))
+        g = self.graph
+        auto = self.how == AUTO and g.types is None and ops.goes_by_sums(g.indptr) and not ops.pads(g.indptr)
+        return auto or self.how == SHARED
 
     @property
     def per_node(self) -> bool:  # type: ignore[override]
