@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,10 +68,10 @@ class CapturedStep(NamedTuple):
     """A captured step: fill `seeds`, replay, read `loss`. Where its sums have rooms, the `draw` of its `blocks` is a
     graph of its own, replayed before."""
 
-    graph: Any
+    graph: torch.cuda.CUDAGraph
     seeds: Tensor
     loss: Tensor
-    draw: Any = None
+    draw: torch.cuda.CUDAGraph | None = None
     blocks: list[Block] | None = None
 
 
@@ -139,7 +139,7 @@ class DeviceSteps(Steps):
                 return self.step(seeds)
         held = self.recorded[size]
         held.seeds.copy_(seeds)
-        if held.blocks is not None:
+        if held.draw is not None and held.blocks is not None:
             held.draw.replay()
             if not self.rooms.hold(size, self.rooms.needed(held.blocks)):
                 del self.recorded[size]

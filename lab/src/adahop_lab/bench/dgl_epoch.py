@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from adahop.datasets.base import Dataset
 from adahop.metrics import criterion
-from adahop_lab.bench.peers import import_dgl
+from adahop_lab.bench.peers import DGLBlock, import_dgl
 
 FORMS = ("graphconv", "sum-first")  # DGL's own layer; and its sum by hand, W after it, which costs less in a batch
 
@@ -57,14 +58,17 @@ class SumFirst(nn.Module):
         super().__init__()
         self.mean, self.linear = mean, nn.Linear(inputs, outputs)
 
-    def forward(self, block: Any, h: Tensor) -> Tensor:
+    def forward(self, block: DGLBlock, h: Tensor) -> Tensor:
         return self.linear(self.mean(block, h))
+
+
+MakeConv: TypeAlias = Callable[[int, int], nn.Module]
 
 
 class DGLNet(nn.Module):
     """The plain or the residual skeleton of `adahop.models.GNN`, over DGL's blocks."""
 
-    def __init__(self, conv: Any, arch: str, inputs: int, hidden: int, outputs: int, layers: int):
+    def __init__(self, conv: MakeConv, arch: str, inputs: int, hidden: int, outputs: int, layers: int):
         super().__init__()
         self.residual = arch == "residual"
         widths = [hidden] * (layers + 1) if self.residual else [inputs, *[hidden] * (layers - 1), outputs]
@@ -72,7 +76,7 @@ class DGLNet(nn.Module):
         if self.residual:
             self.encoder, self.decoder = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
 
-    def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
+    def forward(self, blocks: list[DGLBlock], x: Tensor) -> Tensor:
         h = z = self.encoder(x) if self.residual else x
         for i, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
             h = conv(block, h)

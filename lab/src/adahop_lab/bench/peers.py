@@ -6,7 +6,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch import Tensor
 from adahop.checks import one_of
 from adahop.graph import Graph
 from adahop_lab.bench.clock import Runner
+
+DGLGraph: TypeAlias = Any  # DGL is not typed, and not always installed
+DGLBlock: TypeAlias = Any
 
 
 class Absent(Exception):
@@ -50,7 +53,7 @@ class DGL:
     def set_threads(self, n: int) -> None:
         self.dgl.utils.set_num_threads(n)
 
-    def sampler(self, kind: str, graph: Any, sizes: Sequence[int]) -> Any:
+    def sampler(self, kind: str, graph: DGLGraph, sizes: Sequence[int]) -> Any:
         name, *parts = kind.split(":")
         if name == "labor":
             return self.dgl.dataloading.LaborSampler(list(sizes), importance_sampling=int("refine=1" in parts))
