@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 from adahop.checks import InputError, KindError, function
-from adahop.features import TypedFeatures
+from adahop.features import SparseFeatures, TypedFeatures
 from adahop.records import write_whole
 from adahop.seams import NodeData
 
@@ -196,7 +196,7 @@ def content_hash(data: NodeData) -> str:
     h = hashlib.blake2b(data.graph.hash().encode(), digest_size=16)
     for name in ("x", "y", "train_mask", "val_mask", "test_mask"):
         found = getattr(data, name)
-        for kind, t in found.tables.items() if isinstance(found, TypedFeatures) else [("", found)]:
+        for kind, t in found.tables.items() if isinstance(found, TypedFeatures | SparseFeatures) else [("", found)]:
             if t is not None:
                 h.update(f"{name}{kind}:{t.dtype}:{tuple(t.shape)}".encode())
                 h.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)

@@ -14,7 +14,7 @@ from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.sizes import check_sizes
 from adahop.sum import ESTIMATORS, controlled, dial
 
-FEATURES = ("float32", "bfloat16")  # the precision that features are kept in
+FEATURES = ("auto", "float32", "bfloat16")  # how features are kept
 LATER = {"features": "float32"}  # what checkpoints mean that were written before it could be said
 
 # what version 0.1 took for granted, by model: its options, and the estimator of a method that has one per model
@@ -62,7 +62,8 @@ class Config:
     capture: bool | None = None  # the step as one CUDA graph; None: wherever that can be
     tf32: bool = True  # on a GPU: matrix products in TF32
     half: bool = False  # history in half precision, on a GPU features too (sums stay float32)
-    features: str = "float32"  # or bfloat16: features are kept and read in 16 bits (sums stay float32)
+    features: str = "auto"  # float32; bfloat16: features are kept and read in 16 bits (sums stay float32); "auto":
+    # float32, or sparse where most entries are 0 (see `adahop.run.stored`)
     cache: float | None = None  # on a GPU: features stay in host memory, this share of their rows has a copy there
     partition: str | None = None  # range or metis: each of several processes owns a part of the graph
     model_options: dict[str, Any] = field(default_factory=dict)
@@ -96,8 +97,10 @@ class Config:
         if self.judged is not None:
             count(self.judged, 1, "judged")
             self._without_passes()
-        if one_of(self.features, FEATURES, "features") != "float32" and models.MODELS[self.model].typed:
-            raise InputError(f"`features` must be float32 for a model over several node types, got {self.features}")
+        if one_of(self.features, FEATURES, "features") == "bfloat16" and models.MODELS[self.model].typed:
+            raise InputError(
+                f"`features` must be auto or float32 for a model over several node types, got {self.features}"
+            )
         if self.cache is not None:
             between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:

@@ -1,4 +1,5 @@
-"""Values: h of the sources of a layer, multiplied out only where that is cheaper; and tables of raw features.
+"""Values: h of the sources of a layer, multiplied out only where that is cheaper; and tables of raw features: sparse,
+of several node types, on a GPU.
 
     sum_j c_j W (E x_j + e) = (W E) sum_j c_j x_j + (W e) sum_j c_j
 
@@ -26,11 +27,13 @@ Drop = tuple[Tensor, float] | None  # (seed, share kept): kernels apply dropout 
 MAX_PADDING = 2  # one table of all types may have at most this many times the entries of the separate ones
 
 
-def mapped(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def mapped(h: Tensor | SparseFeatures, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W h + b. W [out, in] for h [..., in]; or W [heads, out, in] for h [rows, heads, in], b [heads, out].
 
     b may have a row for each row of h; either way it is fused into the product.
     """
+    if isinstance(h, SparseFeatures):
+        return h.product(weight, bias)
     weight = ops.widened(weight, h)
     if weight.dim() == 2:
         return ops.product(h, weight, bias)
@@ -77,7 +80,7 @@ class Values:
 
     def __init__(
         self,
-        x: Tensor | Ungathered,
+        x: Tensor | Ungathered | SparseFeatures,
         encoder: nn.Linear | None = None,
         share: float = 0.0,
         shared: bool = False,
@@ -107,21 +110,21 @@ class Values:
             self.cached[name] = make()
         return self.cached[name]
 
-    def raw(self, n: int | None = None) -> Tensor:
+    def raw(self, n: int | None = None) -> Tensor | SparseFeatures:
         """x of the first n sources (all)."""
         if self.share:
-            return self.once("raw", lambda: dropout(gathered(self.x), self.share))[:n]
+            return self.once("raw", lambda: dropped(gathered(self.x), self.share))[:n]
         return gathered(self.x if n is None else self.x[:n])
 
     def rows(self, n: int | None = None) -> Tensor:
         """h of the first n sources (all)."""
         if self.encoder is None:
-            return self.raw(n)
-        if n is None:
-            return self.once("rows", lambda: self._encoded(self.raw()))
+            return dense(self.raw(n))
+        if n is None or self._is_sparse():  # h of all sources is cheap then, and will be asked for
+            return self.once("rows", lambda: self._encoded(self.raw()))[:n]
         return self.cached["rows"][:n] if self._has_rows() else self._encoded(self.raw(n))
 
-    def _encoded(self, x: Tensor) -> Tensor:
+    def _encoded(self, x: Tensor | SparseFeatures) -> Tensor:
         assert self.encoder is not None
         return mapped(x, self.encoder.weight, self.encoder.bias)
 
@@ -139,8 +142,7 @@ class Values:
         """<h, v> for each row of v: [S, heads] and False, or [M, heads] and True where it is computed edge by edge."""
         direction, bias = self.joined(v)
         assert direction is not None
-        t = self._unmapped() @ direction.t()
-        return (t if bias is None else t + bias), False
+        return mapped(self._unmapped(), direction, bias), False
 
     def mapped(self, kernel: Tensor) -> Tensor:
         """W h of every source, cached: [S, out], or with heads [S, heads, out]."""
@@ -150,7 +152,7 @@ class Values:
         """W h of every source; h itself without W."""
         x, w, bias = self._unmapped(), *self.joined(kernel)
         if w is None:
-            return x
+            return dense(x)
         out = mapped(x, w.flatten(0, -2), None if bias is None else bias.flatten())
         return out.unflatten(1, w.shape[:-1]) if w.dim() == 3 else out
 
@@ -159,13 +161,14 @@ class Values:
         """|W h|^2 of every source (|h|^2 without W): [S], or with heads [S, heads]."""
         x, w, bias = self._unmapped(), *self.joined(kernel)
         if w is not None and bias is not None and self._squared(w) and len(x) and "mapped" not in self.cached:
+            assert isinstance(x, Tensor)
             square = ((x @ (w.t() @ w)) * x).sum(1)
             return square.add_(x @ (w.t() @ bias), alpha=2.0).add_(bias.square().sum()).clamp_(min=0.0)
         return self._measured(kernel).square().sum(-1)
 
     def _squared(self, w: Tensor) -> bool:
         """Whether |W E x|^2 is computed from (W E)' W E: where x is narrower than W E x."""
-        return w.dim() == 2 and w.shape[1] < w.shape[0]
+        return w.dim() == 2 and w.shape[1] < w.shape[0] and not self._is_sparse()
 
     def _measured(self, kernel: Tensor | None) -> Tensor:
         """W h of every source (h without W), for norms: read from the cache, but not written to it."""
@@ -190,7 +193,7 @@ class Values:
 
     def _maps_first(self, kernel: Tensor, block: Block) -> bool:
         """Whether W h of every source is cached already, or costs less than wider sums and W times these."""
-        if kernel.dim() == 3 or "mapped" in self.cached:
+        if kernel.dim() == 3 or "mapped" in self.cached or (self._is_sparse() and not self._has_h()):
             return True
         out, width = kernel.shape[0], self._width()
         costly = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
@@ -202,9 +205,12 @@ class Values:
     def _has_rows(self) -> bool:
         return "rows" in self.cached
 
+    def _is_sparse(self) -> bool:
+        return isinstance(self.x, SparseFeatures)
+
     def _has_h(self) -> bool:
-        """Whether h is computed already: then it is read instead of x."""
-        return self.encoder is None or self._has_rows()
+        """Whether h is computed already, or is x: then it is read instead of x."""
+        return self._has_rows() or (self.encoder is None and not self._is_sparse())
 
     def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(W E, W e), which apply to x; (W, None) where h is computed already."""
@@ -214,14 +220,16 @@ class Values:
         """The same for several relations, stacked; `sources` are their source types."""
         return torch.stack(list(kernels)), None
 
-    def _unmapped(self) -> Tensor:
+    def _unmapped(self) -> Tensor | SparseFeatures:
         return self.rows() if self._has_h() else self.raw()
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
         """sum of coef * h where h is computed already, else of coef * x; rows not gathered yet are read in place."""
         if self.encoder is not None and self._has_rows():
             return gather(self.rows(), block, coef)
-        return gather(self.raw() if self.share else self.x, block, coef)
+        if isinstance(self.x, SparseFeatures):
+            return gather(dense(self.raw()), block, coef)
+        return gather(dense(self.raw()) if self.share else self.x, block, coef)
 
 
 def join(kernel: Tensor | None, encoder: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:
@@ -245,8 +253,90 @@ def join_each(kernels: Sequence[Tensor], encoders: Sequence[nn.Linear], wide: in
     return torch.bmm(w, e), torch.bmm(w, torch.stack([encoder.bias for encoder in encoders]).unsqueeze(2)).squeeze(2)
 
 
-def gathered(x: Tensor | Ungathered) -> Tensor:
+def gathered(x: Tensor | Ungathered | SparseFeatures) -> Tensor | SparseFeatures:
     return x.gathered() if isinstance(x, Ungathered) else x
+
+
+def dropped(x: Tensor | SparseFeatures, share: float) -> Tensor | SparseFeatures:
+    """x with a share of its entries dropped and the others scaled up."""
+    return x.dropped(share) if isinstance(x, SparseFeatures) else dropout(x, share)
+
+
+def dense(x: Tensor | SparseFeatures) -> Tensor:
+    return x.dense() if isinstance(x, SparseFeatures) else x
+
+
+class SparseFeatures:
+    """A row of features per node, of which only the entries that are not 0 are stored, row by row (CSR).
+
+    A product with W reads these alone. Some rows of a table are a table again.
+
+    >>> x = SparseFeatures.of(torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 1.0]]))
+    >>> x.column.tolist(), x[1:].dense().tolist()
+    ([1, 0, 1], [[0.0, 0.0], [3.0, 1.0]])
+    """
+
+    def __init__(self, ptr: Tensor, column: Tensor, value: Tensor, width: int):
+        self.ptr, self.column, self.value, self.width = ptr, column, value, width
+
+    @classmethod
+    def of(cls, x: Tensor) -> SparseFeatures:
+        row, column = x.nonzero().unbind(1)
+        ptr = ops.pointer(torch.bincount(row, minlength=len(x)))
+        return cls(ptr, column.contiguous(), x[row, column].float(), x.shape[1])
+
+    def __len__(self) -> int:
+        return self.ptr.numel() - 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.width
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """What is stored, by name."""
+        return {"ptr": self.ptr, "column": self.column, "value": self.value}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tables.values())
+
+    def __getitem__(self, rows: slice | Tensor) -> SparseFeatures:
+        if isinstance(rows, Tensor):
+            return self.index_select(0, rows)
+        first, last, _ = rows.indices(len(self))
+        ptr = self.ptr[first : last + 1]
+        entries = slice(int(ptr[0]), int(ptr[-1]))
+        return SparseFeatures(ptr - ptr[0], self.column[entries], self.value[entries], self.width)
+
+    def index_select(self, dim: int, rows: Tensor) -> SparseFeatures:
+        first = self.ptr.index_select(0, rows)
+        count = self.ptr.index_select(0, rows + 1) - first
+        _, place = ops.spans(first, count)
+        column, value = (t.index_select(0, place) for t in (self.column, self.value))
+        return SparseFeatures(ops.pointer(count), column, value, self.width)
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """W x + b of every row."""
+        row = ops.segment_of(self.ptr, self.column.numel())
+        out = ops.gather_sum(weight.t().contiguous(), self.column, row, self.value, self.ptr)
+        return out if bias is None else out + bias
+
+    def dropped(self, share: float) -> SparseFeatures:
+        """With a share of all entries dropped, and the others scaled up."""
+        return SparseFeatures(self.ptr, self.column, dropout(self.value, share), self.width)
+
+    def dense(self) -> Tensor:
+        out = self.value.new_zeros(self.shape)
+        out[ops.segment_of(self.ptr, self.column.numel()), self.column] = self.value
+        return out
+
+    def float(self) -> SparseFeatures:
+        return self
+
+    def to(self, *args: Any, **options: Any) -> SparseFeatures:
+        ptr, column = (t.to(*args, **options) for t in (self.ptr, self.column))
+        return SparseFeatures(ptr, column, self.value.to(*args, **options), self.width)
 
 
 class Schema(NamedTuple):

@@ -17,10 +17,10 @@ from adahop.checkpoint import content_hash
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.distributed import strategy
-from adahop.features import Features, Schema, TypedFeatures
+from adahop.features import Features, Schema, SparseFeatures, TypedFeatures
 from adahop.graph import Graph
 from adahop.loader import Loader
-from adahop.methods import METHODS, OTHER, needs
+from adahop.methods import FIXED, METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
 from adahop.race import DRAWS, UNIFORM, Race, length
 from adahop.samplers import NeighborSampler, Sampler
@@ -29,6 +29,8 @@ from adahop.seams import NodeData
 from adahop.step import Steps, step_rows
 from adahop.storage import storage_in
 from adahop.sum import Sum
+
+SPARSE_WIDTH, SPARSE_SHARE = 256, 16  # features are sparse from this width on, with one entry in so many not 0
 
 
 @dataclass
@@ -97,15 +99,39 @@ class Average:
                 mean.data, p.data = p.data, mean.data
 
 
-def stored(data: NodeData, features: str) -> NodeData:
-    """The data with its features in another precision."""
-    if features == "float32":
+def stored(data: NodeData, config: Config) -> NodeData:
+    """The data with its features as a run keeps them: `config.features`, where "auto" is sparse or float32."""
+    if config.features == "bfloat16":
+        if ops.in_file(data.x):
+            raise InputError("`features` must be float32 for features in a file, which has its own type, got bfloat16")
+        x = data.x.to(torch.bfloat16)
+    elif config.features == "auto" and reads_sparse(config) and is_sparse(data.x, data.graph):
+        x = SparseFeatures.of(data.x)
+    else:
         return data
-    if ops.in_file(data.x):
-        raise InputError(f"`features` must be float32 for features in a file, which has its own type, got {features}")
     out: Any = copy.copy(data)
-    out.x = data.x.to(getattr(torch, features))
+    out.x = x
     return out
+
+
+def reads_sparse(config: Config) -> bool:
+    """Whether model and method read features only through products with a weight matrix."""
+    on_cpu = config.device == "cpu" and config.partition is None
+    reads_x = "features" in needs(config.preset, config.method_options)
+    return on_cpu and not reads_x and models.MODELS[config.model].weights == FIXED
+
+
+def is_sparse(x: Any, graph: Graph) -> bool:
+    """Whether so few entries are not 0 that products and sums over neighbours are faster without the zeros."""
+    if not isinstance(x, Tensor) or x.dtype != torch.float32 or x.shape[1] < SPARSE_WIDTH or ops.in_file(x):
+        return False
+    width, degree = x.shape[1], graph.num_edges / max(graph.num_nodes, 1)
+
+    def few(part: Tensor) -> bool:
+        entries = float(part.count_nonzero()) / max(len(part), 1)  # per row
+        return entries * SPARSE_SHARE <= width and entries * (degree + 1) <= 2 * width
+
+    return few(x[:: max(1, len(x) // 1024)]) and few(x)
 
 
 def inputs_of(data: NodeData, model: str) -> int | Schema:
@@ -166,7 +192,7 @@ class Run:
 
     def __init__(self, data: NodeData, config: Config, seed: int):
         self.start = time.perf_counter()
-        self.config, self.data = config, stored(data, config.features).to(config.device)
+        self.config, self.data = config, stored(data, config).to(config.device)
         self.strategy = strategy(self.data)
         if not self.strategy.total(float(self.data.val_mask.sum()))[0]:
             raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")
@@ -290,6 +316,8 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What a state belongs to: it fits no other run."""
         config = {k: list(v) if isinstance(v, tuple) else v for k, v in self.config.as_dict().items()}
+        if config["features"] == "auto":
+            config["features"] = "sparse" if isinstance(self.data.x, SparseFeatures) else "float32"
         return {**config, "seed": self.result.seed, "data": content_hash(self.data)}
 
     def state_dict(self) -> dict[str, Any]:

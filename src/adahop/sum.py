@@ -19,7 +19,7 @@ from torch.nn.functional import leaky_relu
 from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError, between, one_of
-from adahop.features import Values, gather, join, mapped
+from adahop.features import SparseFeatures, Values, dense, gather, join, mapped
 from adahop.graph import Graph, OnGraph
 from adahop.history import History, LazyHistory, LazyRows
 from adahop.messages import Ends, Messages, TypedMessages, estimate
@@ -175,7 +175,7 @@ class Sum(nn.Module):
         """Fill the memory row by row as nodes are first read, without a pass; returns whether that is possible."""
         return False
 
-    def refresh(self, h: Tensor, conv: Conv, snapshots_only: bool) -> None:
+    def refresh(self, h: Tensor | SparseFeatures, conv: Conv, snapshots_only: bool) -> None:
         """Renew what is stored from h of every node; `snapshots_only`: histories stay, as their rows are newer."""
 
     def flush(self) -> None:
@@ -580,23 +580,25 @@ class StoredSums(Sum):
         return out if rest is None else out + rest
 
 
-class ExactEmbeddings(OnGraph, Sum):
-    """The first layer over *all* neighbours where these have learnt embeddings instead of features.
+class ReadNeighbours(OnGraph, Sum):
+    """The first layer over *all* neighbours, read at every step instead of summed beforehand.
 
-    An embedding whose gradient comes from drawn edges alone is often not updated, and Adam, which scales the steps of
-    each row by that row's own gradients, does not make up for it. Costs O(n) rows per target; no variance in forward or
-    backward.
+    Costs O(n) rows per target; no variance in forward or backward.
     """
 
     draws = fixed_shape = False
 
-    def __init__(self, graph: Graph, table: nn.Embedding):
+    def __init__(self, graph: Graph):
         super().__init__()
-        self.graph, self.tables = graph, [table]  # in a list, so that it is not registered twice: the model owns it
+        self.graph = graph
+
+    def read(self, nodes: Tensor, values: Values) -> Values:
+        """The values of some nodes, dropped and encoded as `values` are."""
+        raise NotImplementedError
 
     def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
         full = self.graph.in_edges(self.rows(block), compact=True)
-        total, messages = self.plain(conv, Values(self.tables[0](full.n_id), share=values.share), own, full)
+        total, messages = self.plain(conv, self.read(full.n_id, values), own, full)
 
         def drawn() -> Messages:
             sent = messages()
@@ -605,6 +607,36 @@ class ExactEmbeddings(OnGraph, Sum):
 
         conv.notify(drawn)
         return total
+
+
+class ExactEmbeddings(ReadNeighbours):
+    """Neighbours have learnt embeddings instead of features.
+
+    An embedding whose gradient comes from drawn edges alone is often not updated, and Adam, which scales the steps of
+    each row by that row's own gradients, does not make up for it.
+    """
+
+    def __init__(self, graph: Graph, table: nn.Embedding):
+        super().__init__(graph)
+        self.tables = [table]  # in a list, so that it is not registered twice: the model owns it
+
+    def read(self, nodes: Tensor, values: Values) -> Values:
+        return Values(self.tables[0](nodes), share=values.share)
+
+
+class ExactSparse(ReadNeighbours):
+    """Neighbours have sparse features, whose sums A x would be less sparse, or not at all."""
+
+    def __init__(self, graph: Graph, x: SparseFeatures):
+        super().__init__(graph)
+        self.x = x
+
+    @property
+    def stored_sum(self) -> Sum:
+        return self
+
+    def read(self, nodes: Tensor, values: Values) -> Values:
+        return Values(self.x[nodes], values.encoder, values.share)
 
 
 # --- control variates ------------------------------------------------------------------------------------------------
@@ -702,11 +734,11 @@ class Variate(OnGraph, Sum):
         raise NotImplementedError
 
     @torch.no_grad()
-    def refresh(self, h: Tensor, conv: Conv, snapshots_only: bool) -> None:
+    def refresh(self, h: Tensor | SparseFeatures, conv: Conv, snapshots_only: bool) -> None:
         """Store h of every node, unless it is another graph's."""
         self.flush()
         if len(h) == len(self.history.value) and not (snapshots_only and self.kind == "history"):
-            self.store(h, conv)
+            self.store(dense(h), conv)
 
     def store(self, h: Tensor, conv: Conv) -> None:
         self.history.value.copy_(h)
@@ -904,8 +936,12 @@ def dial(noise: float | Sequence[float], layers: int) -> list[float]:
     return [between(n, 0.0, 1.0, "noise") for n in each]
 
 
-def make_exact(conv: Conv, graph: Graph, x: Tensor, storage: Storage = MEMORY, drops: bool = False) -> Sum:
+def make_exact(
+    conv: Conv, graph: Graph, x: Tensor | SparseFeatures, storage: Storage = MEMORY, drops: bool = False
+) -> Sum:
     """The exact first layer of such a convolution; `drops`: the model drops inputs in training."""
+    if isinstance(x, SparseFeatures):
+        return ExactSparse(graph, x)
     return ExactAttention(graph, x) if conv.attends else ExactSum(graph, x, storage, drops)
 
 

@@ -12,13 +12,14 @@ import adahop
 from adahop import InputError, ops
 from adahop.block import Ungathered
 from adahop.checkpoint import Checkpoints
-from adahop.config import FEATURES, Config
+from adahop.config import Config
 from adahop.features import gather
 from adahop.mapped.folder import open_array
 from adahop.run import Run
 from conftest import messy_graph
 
 DATA = adahop.load("synthetic:300,3000,24,4")
+FEATURES = ("float32", "bfloat16")
 KINDS = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -93,9 +94,9 @@ def test_a_run_resumes(tmp_path):
 
 
 def test_what_is_refused(tmp_path):
-    with pytest.raises(InputError, match="`features` must be one of float32, bfloat16, got 'int8'"):
+    with pytest.raises(InputError, match="`features` must be one of auto, float32, bfloat16, got 'int8'"):
         Config(features="int8")
-    with pytest.raises(InputError, match="`features` must be float32 for a model over several node types"):
+    with pytest.raises(InputError, match="`features` must be auto or float32 for a model over several node types"):
         Config(model="rgcn", features="bfloat16")
     np.save(tmp_path / "x.npy", DATA.x.numpy())
     inside = copy.copy(DATA)

@@ -93,8 +93,9 @@ def train(
     ] = None,
     half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
     features: Annotated[
-        str, option("Precision of the features: float32, or bfloat16 to read half the bytes.")
-    ] = "float32",
+        str,
+        option("How features are kept: float32, bfloat16 (half the bytes), or auto: sparse where most entries are 0."),
+    ] = "auto",
     tf32: Annotated[bool, option("On a GPU: matrix products in TF32.")] = True,
     cache: Annotated[
         float | None, option("On a GPU: keep features in host memory, with this fraction of rows on the device.")

@@ -13,7 +13,7 @@ from torch.nn.functional import dropout, elu
 
 from adahop.block import Block, nothing
 from adahop.checks import InputError, between, count, of_kind, one_of, room_for
-from adahop.features import Features, TableValues, Values, mapped
+from adahop.features import Features, SparseFeatures, TableValues, Values, dense, mapped
 from adahop.graph import Graph
 from adahop.models.full_graph import ChunkedRows, full_batch, in_chunks
 from adahop.ops import ranges
@@ -186,7 +186,7 @@ class GNN(nn.Module):
         self,
         estimator: str,
         graph: Graph,
-        x: Tensor,
+        x: Tensor | SparseFeatures,
         dtype: torch.dtype = torch.float32,
         noise: float | Sequence[float] = 0.0,
         storage: Storage = MEMORY,
@@ -218,7 +218,12 @@ class GNN(nn.Module):
         return self.known
 
     def make_memories(
-        self, estimator: str, views: list[Graph], x: Tensor, dtype: torch.dtype, noise: float | Sequence[float]
+        self,
+        estimator: str,
+        views: list[Graph],
+        x: Tensor | SparseFeatures,
+        dtype: torch.dtype,
+        noise: float | Sequence[float],
     ) -> nn.ModuleDict:
         """The sums of an estimator's name that store something, by layer."""
         *exact, kind = one_of(estimator, ESTIMATORS, "estimator").split("+")
@@ -235,20 +240,20 @@ class GNN(nn.Module):
         """The layers whose sums are known: nothing needs to be drawn for them."""
         return frozenset(int(k) for k, m in self.memories.items() if self.remembers and not m.draws)
 
-    def check(self, graph: Graph, x: Tensor, edges: int = 0, parts: Parts | None = None) -> None:
+    def check(self, graph: Graph, x: Tensor | SparseFeatures, edges: int = 0, parts: Parts | None = None) -> None:
         """Refuse what is not a graph with a row of features for each of its nodes."""
         count(edges, 0, "edges")
         of_kind(graph, Graph, "graph")
-        if parts is None and (
-            of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point()
-        ):
+        if parts is not None or isinstance(x, SparseFeatures):
+            return
+        if of_kind(x, Tensor, "x").dim() != 2 or len(x) != graph.num_nodes or not x.is_floating_point():
             raise InputError(f"`x` must be floating-point of shape [{graph.num_nodes}, F], got {tuple(x.shape)}")
 
     def views(self, graph: Graph) -> list[Graph]:
         """The graph as its memories read it: whole, or the edges of each relation."""
         return [graph]
 
-    def exact(self, views: list[Graph], x: Tensor) -> Sum:
+    def exact(self, views: list[Graph], x: Tensor | SparseFeatures) -> Sum:
         """The first layer's sum over all neighbours."""
         return make_exact(self.layers()[0], views[0], x, self.storage, self.dropout > 0)
 
@@ -290,7 +295,7 @@ class GNN(nn.Module):
     # --- exact outputs of some nodes -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def outputs(self, graph: Graph, x: Tensor, nodes: Tensor, rows: int = 1024) -> Tensor:
+    def outputs(self, graph: Graph, x: Tensor | SparseFeatures, nodes: Tensor, rows: int = 1024) -> Tensor:
         """Exact outputs for some nodes, `rows` at a time, each from all its neighbours and all of theirs."""
         was, _ = self.training, self.eval()
         try:
@@ -307,7 +312,7 @@ class GNN(nn.Module):
     def inference(
         self,
         graph: Graph,
-        x: Tensor,
+        x: Tensor | SparseFeatures,
         edges: int = 0,
         parts: Parts | None = None,
         renew: str = "snapshots",
@@ -325,16 +330,16 @@ class GNN(nn.Module):
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
             most = (1 << 24) // max(32, *(conv.ends_width for conv in self.layers()))  # numbers kept per edge
             cuts = ranges(graph.begin(slice(None)), edges or most, low, high)
-            h = self.encoded(x, low, high)
+            h = cast(Tensor, self.encoded(x, low, high))  # sparse only below a convolution, which takes it for a tensor
             reencode = self.encoder is not None and x.shape[1] <= self.widths[0]  # per chunk: less to hold than h
             state = {} if reencode else self.initial_state(h)
             for layer, conv in enumerate(self.layers()):
-                h = h if parts is None else parts.all_rows(h)
+                h = h if parts is None else parts.all_rows(dense(h))
                 memory = self.memory(layer)
                 if memory is not None:
                     memory.refresh(h, conv, renew != "all")
                 if layer == until:
-                    return h
+                    return dense(h)
                 values, out = Values(h, shared=True), ChunkedRows(high - low, self.storage)
                 changed: dict[str, ChunkedRows] = {}
                 for a, b in cuts:
@@ -350,11 +355,12 @@ class GNN(nn.Module):
         finally:
             self.train(was)
 
-    def encoded(self, x: Tensor, low: int, high: int) -> Tensor:
+    def encoded(self, x: Tensor | SparseFeatures, low: int, high: int) -> Tensor | SparseFeatures:
         """The inputs of the first layer for the nodes low..high."""
         h = x[low:high]
         if self.encoder is None:
-            return h if h.dtype == torch.float32 else in_chunks(h, Tensor.float, self.storage)
+            is_float = isinstance(h, SparseFeatures) or h.dtype == torch.float32
+            return h if is_float else in_chunks(h, Tensor.float, self.storage)
         return in_chunks(h, lambda part: Values(part.float(), self.encoder).rows(), self.storage)
 
 

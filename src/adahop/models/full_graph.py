@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adahop import ops
 from adahop.block import Block, Ungathered, nothing
+from adahop.features import SparseFeatures
 from adahop.graph import Graph
 from adahop.storage import MEMORY, Storage
 
@@ -28,11 +29,13 @@ class ChunkedRows:
         self.all[a : a + len(part)] = part
 
 
-def in_chunks(h: Tensor, f: Callable[[Tensor], Tensor], storage: Storage = MEMORY, rows: int = 1 << 14) -> Tensor:
+def in_chunks(
+    h: Tensor | SparseFeatures, f: Callable[[Any], Tensor], storage: Storage = MEMORY, rows: int = 1 << 14
+) -> Tensor:
     """f(h), computed for some rows at a time."""
-    out, on_disk = ChunkedRows(len(h), storage), ops.in_file(h)
+    out, on_disk = ChunkedRows(len(h), storage), isinstance(h, Tensor) and ops.in_file(h)
     for a in range(0, max(len(h), 1), rows):
-        if on_disk:
+        if on_disk and isinstance(h, Tensor):
             here = torch.arange(a, min(a + rows, len(h)))
             ops.ask_for(h, here, here + 1)
         out.put(a, f(h[a : a + rows]))
@@ -43,11 +46,13 @@ class FullBatch(NamedTuple):
     """A batch with all neighbours of every target."""
 
     blocks: list[Block]
-    x: Ungathered
+    x: Ungathered | SparseFeatures
     y: None = None
 
 
-def full_batch(graph: Graph, x: Tensor, nodes: Tensor, layers: int, known: frozenset[int]) -> FullBatch:
+def full_batch(
+    graph: Graph, x: Tensor | SparseFeatures, nodes: Tensor, layers: int, known: frozenset[int]
+) -> FullBatch:
     """Blocks of all neighbours for some nodes; empty ones for layers whose sums are known."""
     blocks, dst = [], nodes
     for layer in reversed(range(layers)):
@@ -61,6 +66,8 @@ def full_batch(graph: Graph, x: Tensor, nodes: Tensor, layers: int, known: froze
         edge_index = torch.stack([local[dst.numel() :], full.dst])
         blocks.append(full._replace(n_id=n_id, edge_index=edge_index, target=None))
         dst = n_id
+    if isinstance(x, SparseFeatures):
+        return FullBatch(blocks[::-1], x[dst])
     if ops.in_file(x):
         ops.ask_for(x, dst, dst + 1)
     return FullBatch(blocks[::-1], Ungathered(x, dst))
