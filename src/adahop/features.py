@@ -120,9 +120,9 @@ class Values:
         """h of the first n sources (all)."""
         if self.encoder is None:
             return dense(self.raw(n))
-        if n is None or self._is_sparse():  # h of all sources is cheap then, and will be asked for
+        if n is None or self._has_rows():
             return self.once("rows", lambda: self._encoded(self.raw()))[:n]
-        return self.cached["rows"][:n] if self._has_rows() else self._encoded(self.raw(n))
+        return self._encoded(self.raw(n))
 
     def _encoded(self, x: Tensor | SparseFeatures) -> Tensor:
         assert self.encoder is not None
@@ -193,7 +193,7 @@ class Values:
 
     def _maps_first(self, kernel: Tensor, block: Block) -> bool:
         """Whether W h of every source is cached already, or costs less than wider sums and W times these."""
-        if kernel.dim() == 3 or "mapped" in self.cached or (self._is_sparse() and not self._has_h()):
+        if kernel.dim() == 3 or "mapped" in self.cached or (self.encoder is None and self._is_sparse()):
             return True
         out, width = kernel.shape[0], self._width()
         costly = (block.num_src - block.num_dst) * out * width > block.num_edges * (width - out)
@@ -203,14 +203,15 @@ class Values:
         return self.x.table.shape[1] if isinstance(self.x, Ungathered) else self.x.shape[1]
 
     def _has_rows(self) -> bool:
-        return "rows" in self.cached
+        """Whether E x + e is computed already, or is to be in any case: that of sparse rows costs little."""
+        return "rows" in self.cached or (self.encoder is not None and self._is_sparse())
 
     def _is_sparse(self) -> bool:
         return isinstance(self.x, SparseFeatures)
 
     def _has_h(self) -> bool:
-        """Whether h is computed already, or is x: then it is read instead of x."""
-        return self._has_rows() or (self.encoder is None and not self._is_sparse())
+        """Whether h is computed already: then it is read instead of x."""
+        return self.encoder is None or self._has_rows()
 
     def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(W E, W e), which apply to x; (W, None) where h is computed already."""
@@ -221,7 +222,7 @@ class Values:
         return torch.stack(list(kernels)), None
 
     def _unmapped(self) -> Tensor | SparseFeatures:
-        return self.rows() if self._has_h() else self.raw()
+        return self.rows() if self._has_rows() else self.raw()
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
         """sum of coef * h where h is computed already, else of coef * x; rows not gathered yet are read in place."""
@@ -276,8 +277,9 @@ class SparseFeatures:
     ([1, 0, 1], [[0.0, 0.0], [3.0, 1.0]])
     """
 
-    def __init__(self, ptr: Tensor, column: Tensor, value: Tensor, width: int):
+    def __init__(self, ptr: Tensor, column: Tensor, value: Tensor, width: int, row: Tensor | None = None):
         self.ptr, self.column, self.value, self.width = ptr, column, value, width
+        self.row = ops.segment_of(ptr, column.numel()) if row is None else row  # of every entry
 
     @classmethod
     def of(cls, x: Tensor) -> SparseFeatures:
@@ -299,6 +301,7 @@ class SparseFeatures:
 
     @property
     def nbytes(self) -> int:
+        """What a product reads."""
         return sum(t.nbytes for t in self.tables.values())
 
     def __getitem__(self, rows: slice | Tensor) -> SparseFeatures:
@@ -312,31 +315,30 @@ class SparseFeatures:
     def index_select(self, dim: int, rows: Tensor) -> SparseFeatures:
         first = self.ptr.index_select(0, rows)
         count = self.ptr.index_select(0, rows + 1) - first
-        _, place = ops.spans(first, count)
+        row, place = ops.spans(first, count)
         column, value = (t.index_select(0, place) for t in (self.column, self.value))
-        return SparseFeatures(ops.pointer(count), column, value, self.width)
+        return SparseFeatures(ops.pointer(count), column, value, self.width, row)
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """W x + b of every row."""
-        row = ops.segment_of(self.ptr, self.column.numel())
-        out = ops.gather_sum(weight.t().contiguous(), self.column, row, self.value, self.ptr)
+        out = ops.gather_sum(weight.t().contiguous(), self.column, self.row, self.value, self.ptr)
         return out if bias is None else out + bias
 
     def dropped(self, share: float) -> SparseFeatures:
         """With a share of all entries dropped, and the others scaled up."""
-        return SparseFeatures(self.ptr, self.column, dropout(self.value, share), self.width)
+        return SparseFeatures(self.ptr, self.column, dropout(self.value, share), self.width, self.row)
 
     def dense(self) -> Tensor:
         out = self.value.new_zeros(self.shape)
-        out[ops.segment_of(self.ptr, self.column.numel()), self.column] = self.value
+        out[self.row, self.column] = self.value
         return out
 
     def float(self) -> SparseFeatures:
         return self
 
     def to(self, *args: Any, **options: Any) -> SparseFeatures:
-        ptr, column = (t.to(*args, **options) for t in (self.ptr, self.column))
-        return SparseFeatures(ptr, column, self.value.to(*args, **options), self.width)
+        ptr, column, value, row = (t.to(*args, **options) for t in (self.ptr, self.column, self.value, self.row))
+        return SparseFeatures(ptr, column, value, self.width, row)
 
 
 class Schema(NamedTuple):

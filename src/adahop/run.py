@@ -115,10 +115,12 @@ def stored(data: NodeData, config: Config) -> NodeData:
 
 
 def reads_sparse(config: Config) -> bool:
-    """Whether model and method read features only through products with a weight matrix."""
+    """Whether model and method read features through products with a weight matrix alone."""
     on_cpu = config.device == "cpu" and config.partition is None
     reads_x = "features" in needs(config.preset, config.method_options)
-    return on_cpu and not reads_x and models.MODELS[config.model].weights == FIXED
+    exact = "exact" in (config.remembers or config.preset.estimator).split("+")
+    sums_x = exact and models.MODELS[config.model].weights != FIXED  # attention of an exact first layer sums x itself
+    return on_cpu and not reads_x and not sums_x
 
 
 def is_sparse(x: Any, graph: Graph) -> bool:

@@ -67,7 +67,7 @@ CASES = [("adahop", "residual"), ("adahop", "plain"), ("graphsage", "residual"),
 CASES += [(name, "residual") for name, m in METHODS.items() if name not in ("adahop", "graphsage", "as-gcn")]
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gatv2", "geniepath"])
 @pytest.mark.parametrize(("method", "arch"), CASES)
 def test_training_is_the_same_but_for_rounding(model, method, arch):
     if model not in METHODS[method].models:
@@ -75,6 +75,7 @@ def test_training_is_the_same_but_for_rounding(model, method, arch):
     if method == "cluster-gcn":
         pytest.importorskip("pymetis")
     options = {"model": model, "method": method, "arch": arch, "sizes": (4, 4), "hidden": 8, "epochs": 2, "lr": 0.01}
+    options |= {"estimator": "plain"} if model.startswith("ga") else {}
     ends = [
         adahop.fit(DATA, dropout=0.0, noise=0.0, features=kind, **options).history[-1] for kind in ("auto", "float32")
     ]

@@ -65,3 +65,12 @@ def test_a_table_read_in_plain_torch_is_the_table():
     assert torch.equal(
         ops.known_energies(torch.arange(9.0), n_id, src, coef), coef.detach().square().sum(1) * n_id[src]
     )
+
+
+def test_spans_of_both_forms():
+    g = torch.Generator().manual_seed(0)
+    start, length = torch.randint(1000, (50,), generator=g), torch.randint(0, 9, (50,), generator=g)
+    for lengths in (length, torch.zeros_like(length)):
+        fast, plain = ops.spans.cpu(start, lengths), ops.spans.reference(start, lengths)
+        assert all(torch.equal(*pair) for pair in zip(fast, plain, strict=True))
+    assert [t.tolist() for t in ops.spans(start[:0], length[:0])] == [[], []]

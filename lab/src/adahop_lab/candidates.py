@@ -12,7 +12,7 @@ import torch
 
 from adahop.checks import InputError
 from adahop.config import Config
-from adahop.run import Result
+from adahop.run import Result, stored
 from adahop.seams import NodeData
 from adahop.train import fit
 from adahop_lab import stale
@@ -26,7 +26,7 @@ BATCHES = 5  # of which what a step reads is counted
 
 def _fit(data: NodeData, config: Config, seed: int) -> tuple[Result, float]:
     result = fit(data, config, seed=seed)
-    return result, result.steps * read_by_a_step(result, data, config.batch_size)
+    return result, result.steps * read_by_a_step(result, stored(data, config), config.batch_size)
 
 
 def _stale(kind: str) -> Callable[[NodeData, Config, int], tuple[Result, float]]:
@@ -89,16 +89,19 @@ def read_by_a_step(result: Result, data: NodeData, batch_size: int) -> float:
     """Bytes of features and memories that a step of fixed weights reads, the mean of a few batches after training."""
     sampler, model, total = result.sampler, result.model, []
     assert sampler is not None and model is not None
-    nodes = data.train_mask.nonzero().flatten()
+    nodes, row = data.train_mask.nonzero().flatten(), data.x.nbytes / len(data.x)
     for seeds in islice(sampler.epoch(nodes, batch_size), BATCHES):
         blocks = sampler.sample(seeds)
-        read = blocks[0].num_src * data.x[:1].nbytes
+        read = blocks[0].num_src * row
         for layer, width in enumerate(model.widths):
             how, block = model.memory(layer), blocks[layer]
             if how is not None and how.draws:  # a snapshot: a row of h per source, and one of its sums per target
                 read += 4 * width * (block.num_src + block.num_dst)
-            elif how is not None:  # an exact sum: a row of features per target
-                read += block.num_dst * data.x[:1].nbytes
+            elif how is not None:  # an exact sum: a row of its sums per target, or of sparse features per neighbour
+                rows = (
+                    block.num_dst if torch.is_tensor(data.x) else len(sampler.graph.sources_of(block.targets).unique())
+                )
+                read += rows * row
         total.append(read)
     return statistics.fmean(total)
 

@@ -26,7 +26,7 @@ from adahop.history import History
 from adahop.metrics import criterion
 from adahop.models import GNN
 from adahop.ops import induced, random
-from adahop.run import Result, assemble
+from adahop.run import Result, assemble, stored
 from adahop.samplers.partition import partition
 from adahop.seams import NodeData
 from adahop.train import evaluate
@@ -170,6 +170,7 @@ def fit(
     data: NodeData, config: Config, kind: str, seed: int = 0, clusters: bool = True, beta: float = 0.0
 ) -> tuple[Result, Stale]:
     """Train as `adahop.fit` does, with as many steps an epoch as `batch_size` asks for; sizes count layers alone."""
+    data = stored(data, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         began = time.perf_counter()

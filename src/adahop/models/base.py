@@ -330,9 +330,9 @@ class GNN(nn.Module):
             low, high = (0, graph.num_nodes) if parts is None else parts.rows
             most = (1 << 24) // max(32, *(conv.ends_width for conv in self.layers()))  # numbers kept per edge
             cuts = ranges(graph.begin(slice(None)), edges or most, low, high)
-            h = cast(Tensor, self.encoded(x, low, high))  # sparse only below a convolution, which takes it for a tensor
+            h = self.encoded(x, low, high)
             reencode = self.encoder is not None and x.shape[1] <= self.widths[0]  # per chunk: less to hold than h
-            state = {} if reencode else self.initial_state(h)
+            state = {} if reencode else self.initial_state(self.own_rows(h, self.layers()[0]))
             for layer, conv in enumerate(self.layers()):
                 h = h if parts is None else parts.all_rows(dense(h))
                 memory = self.memory(layer)
@@ -346,14 +346,19 @@ class GNN(nn.Module):
                     given = {k: v[a - low : b - low] for k, v in state.items()}
                     if reencode:
                         given = {**self.initial_state(Values(x[a:b].float(), self.encoder).rows()), **given}
-                    part, after = self.step(layer, values, h[a:b], given, graph.in_edges(range(a, b)), PLAIN)
+                    own = self.own_rows(h[a:b], conv)
+                    part, after = self.step(layer, values, own, given, graph.in_edges(range(a, b)), PLAIN)
                     out.put(a - low, part)
                     for k in (k for k in given if after[k] is not given[k]):
                         changed.setdefault(k, ChunkedRows(high - low, self.storage)).put(a - low, after[k])
                 h, state = out.all, {**state, **{k: rows.all for k, rows in changed.items()}}
-            return h if self.decoder is None else in_chunks(h, self.decode, self.storage)
+            return dense(h) if self.decoder is None else in_chunks(h, self.decode, self.storage)
         finally:
             self.train(was)
+
+    def own_rows(self, h: Tensor | SparseFeatures, conv: Conv) -> Tensor | None:
+        """The targets' own h as a layer reads it: nothing of sparse features where it does not."""
+        return dense(h) if isinstance(h, Tensor) or conv.reads_own else None
 
     def encoded(self, x: Tensor | SparseFeatures, low: int, high: int) -> Tensor | SparseFeatures:
         """The inputs of the first layer for the nodes low..high."""

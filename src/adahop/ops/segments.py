@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numba as nb
 import torch
 from torch import Tensor
+
+from adahop.ops.registry import register
 
 
 def segment_sum(x: Tensor, row: Tensor, n: int) -> Tensor:
@@ -18,11 +21,31 @@ def segment_max(x: Tensor, row: Tensor, n: int) -> Tensor:
     return low.scatter_reduce_(0, index, x, "amax")
 
 
-def spans(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def plain_spans(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """(row, place) of every item of the spans start[i] .. start[i] + length[i]."""
     row = torch.repeat_interleave(torch.arange(len(start), device=start.device), length)
     before = length.cumsum(0) - length
     return row, torch.arange(row.numel(), device=start.device) - before[row] + start[row]
+
+
+@nb.njit(nogil=True, cache=True)
+def fill_spans(start, length, row, place):
+    at = 0
+    for i in range(start.shape[0]):
+        for j in range(length[i]):
+            row[at], place[at] = i, start[i] + j
+            at += 1
+
+
+def fast_spans(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    if not len(start) or int(length.min()) < 0:
+        return NotImplemented  # type: ignore[return-value]
+    row, place = torch.empty(2, int(length.sum()), dtype=torch.long).unbind()
+    fill_spans(start.long().contiguous().numpy(), length.long().contiguous().numpy(), row.numpy(), place.numpy())
+    return row, place
+
+
+spans = register("spans", reference=plain_spans, cpu=fast_spans)
 
 
 def lower_bound(value: Tensor, start: Tensor, end: Tensor, x: Tensor) -> Tensor:
