@@ -1,7 +1,7 @@
 """Depth and batch size: where do old embeddings break, and what does a step cost?
 
     python lab/benchmarks/depth.py --data DIR [--graphs amazon_computers] [--depths 2,3,4,5] [--batches 64,256]
-                                   [--epochs 20] [--runs 3] [--out FILE] [--device cuda]
+                                   [--epochs 20] [--runs 3] [--out FILE] [--device cuda] [--clock cpu]
     python lab/benchmarks/depth.py --table [--out FILE]
 
 adahop and uniform draws with two neighbours per layer, GAS and LMC, residual GCN, hidden 64. Rate and dropout by
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from adahop.config import Config
 from adahop.datasets import load
-from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Lines, Row, train, tuned
+from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Lines, Row, count_seconds, train, tuned
 
 WAYS = ("adahop, k = 2", "uniform, k = 2", "GAS", "LMC")
 
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/depth.jsonl")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clock", default="wall")
     parser.add_argument("--table", action="store_true")
     said = parser.parse_args()
     if said.table:
@@ -71,6 +72,7 @@ def main() -> None:
         return
     if said.data is None:
         parser.error("--data must be a folder of .npz files, got none")
+    count_seconds(said.clock)
     run(said)
 
 

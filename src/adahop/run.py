@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -30,6 +30,7 @@ from adahop.step import Steps, step_rows
 from adahop.storage import storage_in
 from adahop.sum import Sum
 
+now: Callable[[], float] = time.perf_counter  # the seconds of a run; benchmarks may count processor time instead
 SPARSE_WIDTH, SPARSE_SHARE = 256, 16  # features are sparse from this width on, with one entry in so many not 0
 
 
@@ -193,7 +194,7 @@ class Run:
     """The parts of one training, built from a config and a seed; `train` moves it on, an epoch at a time."""
 
     def __init__(self, data: NodeData, config: Config, seed: int):
-        self.start = time.perf_counter()
+        self.start = now()
         self.config, self.data = config, stored(data, config).to(config.device)
         self.strategy = strategy(self.data)
         if not self.strategy.total(float(self.data.val_mask.sum()))[0]:
@@ -283,10 +284,10 @@ class Run:
 
     def clock(self, on: bool) -> None:
         """Training's seconds count from here, or up to here."""
-        now = time.perf_counter()
+        at = now()
         if self._since is not None:
-            self.trained += now - self._since
-        self._since = now if on else None
+            self.trained += at - self._since
+        self._since = at if on else None
 
     def moved(self, loss: Tensor, seeds: float) -> None:
         """A step was taken."""
@@ -328,7 +329,7 @@ class Run:
             **self.line(),
             "race": None if self.race is None else self.race.state_dict(),
             "trained": self.trained,
-            "seconds": time.perf_counter() - self.start,
+            "seconds": now() - self.start,
         }
 
     def line(self) -> dict[str, Any]:
@@ -356,7 +357,7 @@ class Run:
         if self.race is not None:
             self.race.load_state_dict(state["race"])
             self.turn(self.race.noise)
-        self.trained, self.start = state["trained"], time.perf_counter() - state["seconds"]
+        self.trained, self.start = state["trained"], now() - state["seconds"]
 
     def take_up(self, state: dict[str, Any]) -> None:
         """Go on from a line's state; what a captured step reads and writes stays where it is."""
@@ -385,7 +386,7 @@ class Run:
 
     def finished(self) -> Result:
         """The result, its model as it was at its best."""
-        self.result.seconds = time.perf_counter() - self.start
+        self.result.seconds = now() - self.start
         self.result.noise, self.result.sampler = self.model.noise(), self.sampler
         if self.race is not None:
             r = self.race

@@ -10,13 +10,13 @@ although the sums of nodes outside are incomplete; attention's softmax stays app
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from adahop import run as running
 from adahop.block import Block, expand
 from adahop.checks import InputError, between, count, one_of
 from adahop.config import Config
@@ -173,7 +173,7 @@ def fit(
     data = stored(data, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        began = time.perf_counter()
+        began = running.now()
         model, sampler = assemble(data, config, seed)
         many = max(1, -(-int(data.train_mask.sum()) // count(config.batch_size, 1, "batch_size")))
         trainer = Stale(kind, model, sampler.graph, data, beta)
@@ -182,7 +182,7 @@ def fit(
         result, trained = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=model), 0.0
         for epoch in range(1, config.epochs + 1):
             model.train()
-            at, loss = time.perf_counter(), 0.0
+            at, loss = running.now(), 0.0
             for nodes in deal(epoch):
                 loss += trainer.backward(nodes)
                 for p in model.parameters():
@@ -191,11 +191,11 @@ def fit(
                 adam.step()
                 adam.zero_grad(set_to_none=True)
                 result.steps += 1
-            trained += time.perf_counter() - at
+            trained += running.now() - at
             scores = evaluate(model, data, sampler.graph)
             result.epochs = epoch
             if scores["val"] > result.val:
                 result.val, result.test, result.best_epoch = scores["val"], scores["test"], epoch
             result.history.append({"epoch": epoch, "loss": loss, **scores, "seconds": trained})
-        result.seconds = time.perf_counter() - began
+        result.seconds = running.now() - began
         return result, trainer

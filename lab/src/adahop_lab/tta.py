@@ -14,7 +14,7 @@ from rich.table import Table
 from adahop.checks import count
 from adahop.config import Config
 from adahop.records import Records
-from adahop_lab.candidates import NAMES, TUNING, Lines, Row, chosen, train, tuned
+from adahop_lab.candidates import NAMES, TUNING, Lines, Row, chosen, count_seconds, train, tuned
 from adahop_lab.experiments.find import fetch, roots
 from adahop_lab.plots import convergence
 
@@ -24,9 +24,10 @@ MARKS = (0.95, 0.99, 1.0)  # shares of the best candidate's mean validation scor
 
 def start(
     datasets: str | None, candidates: str | None, runs: int, out: str, data: str | None, device: str, epochs: int,
-    tries: int,
+    tries: int, clock: str = "wall",
 ) -> None:  # fmt: skip
     """Tune every candidate on validation with equal trials, run it with other seeds, show and draw."""
+    count_seconds(clock)
     ways, seeds = chosen(candidates), range(count(runs, 1, "runs"))
     tuning = TUNING[: count(tries, 1, "tries")]
     base = Config(hidden=64, epochs=epochs, batch_size=256, device=device)

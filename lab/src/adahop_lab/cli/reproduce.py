@@ -35,6 +35,7 @@ def reproduce(
     renew: Annotated[bool, typer.Option("--renew", help="Run cells again whose settings have changed.")] = False,
     epochs: Annotated[int, option("tta: epochs per run.")] = 40,
     tries: Annotated[int, option("tta: seeds for the choice of settings on validation data.")] = 2,
+    clock: Annotated[str, option("tta: wall, or cpu: processor time of one thread, on a busy machine.")] = "wall",
 ) -> None:
     """Run an experiment and print its table; a stopped run continues with the same command.
 
@@ -42,7 +43,7 @@ def reproduce(
     them, separated by semicolons.
     """
     given = dict(context.params)
-    of_tta = {name: given.pop(name) for name in ("epochs", "tries")}
+    of_tta = {name: given.pop(name) for name in ("epochs", "tries", "clock")}
     if experiment == "tta":
         from adahop_lab import tta
 
