@@ -7,11 +7,12 @@ import hashlib
 import io
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from adahop.checks import InputError, KindError, function
 from adahop.features import SparseFeatures, TypedFeatures
@@ -194,13 +195,20 @@ def read(path: Path) -> dict[str, Any]:
 def content_hash(data: NodeData) -> str:
     """Identifies the data of a run: graph, features, labels and splits."""
     h = hashlib.blake2b(data.graph.hash().encode(), digest_size=16)
-    for name in ("x", "y", "train_mask", "val_mask", "test_mask"):
-        found = getattr(data, name)
-        for kind, t in found.tables.items() if isinstance(found, TypedFeatures | SparseFeatures) else [("", found)]:
-            if t is not None:
-                h.update(f"{name}{kind}:{t.dtype}:{tuple(t.shape)}".encode())
-                h.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    for part in ("x", "y", "train_mask", "val_mask", "test_mask"):
+        for name, t in _tensors(part, getattr(data, part)):
+            h.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
+            h.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return h.hexdigest()
+
+
+def _tensors(name: str, found: Any) -> Iterator[tuple[str, Tensor]]:
+    """A tensor, or those that features by type or sparse features consist of, by name."""
+    if isinstance(found, TypedFeatures | SparseFeatures):
+        for part, table in found.tables.items():
+            yield from _tensors(name + part, table)
+    elif found is not None:
+        yield name, found
 
 
 def agree(mine: dict[str, Any], saved: dict[str, Any]) -> None:

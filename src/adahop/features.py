@@ -377,13 +377,13 @@ class TypedFeatures:
 
     def __init__(
         self,
-        tables: Mapping[str, Tensor | None],
+        tables: Mapping[str, Tensor | SparseFeatures | None],
         counts: Mapping[str, int],
         relations: Sequence[tuple[str, str, str]],
     ):
         self.tables = {kind: tables.get(kind) for kind in counts}
         for kind, x in self.tables.items():
-            if x is not None and (x.dim() != 2 or len(x) != counts[kind]):
+            if x is not None and (len(x.shape) != 2 or len(x) != counts[kind]):
                 n, got = counts[kind], tuple(x.shape)
                 raise InputError(f"`x` of type '{kind}' must have a row for each of its {n} nodes, got shape {got}")
         widths = {kind: 0 if x is None else x.shape[1] for kind, x in self.tables.items()}
@@ -404,7 +404,7 @@ class TypedFeatures:
     def joined(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[N, widest] the rows of all types in one table, narrower ones with zeros behind them."""
         wide = max(self.schema.widths.values())
-        tables = [x for x in self.tables.values() if x is not None]
+        tables = [dense(x) for x in self.tables.values() if x is not None]
         out = torch.zeros(len(self), wide, dtype=dtype, device=tables[0].device)
         for start, x in zip(self.schema.starts.values(), tables, strict=True):
             out[start : start + len(x), : x.shape[1]] = x

@@ -20,7 +20,7 @@ from adahop.distributed import strategy
 from adahop.features import Features, Schema, SparseFeatures, TypedFeatures
 from adahop.graph import Graph
 from adahop.loader import Loader
-from adahop.methods import FIXED, METHODS, OTHER, needs
+from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
 from adahop.race import DRAWS, UNIFORM, Race, length
 from adahop.samplers import NeighborSampler, Sampler
@@ -106,12 +106,16 @@ def stored(data: NodeData, config: Config) -> NodeData:
         if ops.in_file(data.x):
             raise InputError("`features` must be float32 for features in a file, which has its own type, got bfloat16")
         x = data.x.to(torch.bfloat16)
-    elif config.features == "auto" and reads_sparse(config) and is_sparse(data.x, data.graph):
-        x = SparseFeatures.of(data.x)
+    elif config.features == "auto" and reads_sparse(config):
+        x = as_sparse(data.x, data.graph)
     else:
         return data
     out: Any = copy.copy(data)
-    out.x = x
+    if isinstance(x, TypedFeatures):
+        for kind in (kind for kind, table in x.tables.items() if table is not None):
+            out[kind].x = x.tables[kind]
+    else:
+        out.x = x
     return out
 
 
@@ -119,9 +123,16 @@ def reads_sparse(config: Config) -> bool:
     """Whether model and method read features through products with a weight matrix alone."""
     on_cpu = config.device == "cpu" and config.partition is None
     reads_x = "features" in needs(config.preset, config.method_options)
-    exact = "exact" in (config.remembers or config.preset.estimator).split("+")
-    sums_x = exact and models.MODELS[config.model].weights != FIXED  # attention of an exact first layer sums x itself
-    return on_cpu and not reads_x and not sums_x
+    stores_sums = "sums" in (config.remembers or config.preset.estimator)  # of features
+    return on_cpu and not reads_x and not stores_sums
+
+
+def as_sparse(x: Any, graph: Graph) -> Any:
+    """Features without their zeros where that is faster; in a typed graph, those of some types."""
+    if isinstance(x, TypedFeatures):
+        tables = {kind: as_sparse(table, graph) for kind, table in x.tables.items()}
+        return TypedFeatures(tables, x.schema.counts, x.schema.relations)
+    return SparseFeatures.of(x) if is_sparse(x, graph) else x
 
 
 def is_sparse(x: Any, graph: Graph) -> bool:
@@ -320,7 +331,9 @@ class Run:
         """What a state belongs to: it fits no other run."""
         config = {k: list(v) if isinstance(v, tuple) else v for k, v in self.config.as_dict().items()}
         if config["features"] == "auto":
-            config["features"] = "sparse" if isinstance(self.data.x, SparseFeatures) else "float32"
+            x = self.data.x
+            tables = x.tables.values() if isinstance(x, TypedFeatures) else [x]
+            config["features"] = "sparse" if any(isinstance(t, SparseFeatures) for t in tables) else "float32"
         return {**config, "seed": self.result.seed, "data": content_hash(self.data)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch_geometric.data import HeteroData
 
 import adahop
 from adahop import InputError
@@ -75,7 +76,7 @@ def test_training_is_the_same_but_for_rounding(model, method, arch):
     if method == "cluster-gcn":
         pytest.importorskip("pymetis")
     options = {"model": model, "method": method, "arch": arch, "sizes": (4, 4), "hidden": 8, "epochs": 2, "lr": 0.01}
-    options |= {"estimator": "plain"} if model.startswith("ga") else {}
+    options |= {"estimator": "exact"} if model.startswith("ga") and method == "adahop" else {}
     ends = [
         adahop.fit(DATA, dropout=0.0, noise=0.0, features=kind, **options).history[-1] for kind in ("auto", "float32")
     ]
@@ -90,6 +91,34 @@ def test_every_estimator(estimator, arch):
     ends = [adahop.fit(DATA, dropout=0.0, features=k, **options).history[-1]["loss"] for k in ("auto", "float32")]
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)
     assert adahop.fit(DATA, dropout=0.3, **options).history[-1]["loss"] > 0
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt"])
+@pytest.mark.parametrize("method", ["adahop", "graphsage"])
+def test_types_with_sparse_features(model, method):
+    data = typed_texts()
+    options = {"model": model, "method": method, "sizes": (3, 3), "hidden": 8, "epochs": 2, "noise": 0.0}
+    ends = [adahop.fit(data, dropout=0.0, features=k, **options).history[-1]["loss"] for k in ("auto", "float32")]
+    assert ends[0] == pytest.approx(ends[1], rel=2e-3)
+    tables = stored(data, Config(model=model)).x.tables
+    assert isinstance(tables["paper"], SparseFeatures) and torch.is_tensor(tables["venue"]) and tables["author"] is None
+    assert adahop.fit(data, dropout=0.3, **options).history[-1]["loss"] > 0
+
+
+def typed_texts() -> adahop.datasets.base.Dataset:
+    """Papers with words, venues with a few numbers, authors without features."""
+    g = torch.Generator().manual_seed(0)
+    data = HeteroData()
+    data["paper"].x, data["paper"].y = DATA.x, DATA.y
+    data["venue"].x, data["author"].num_nodes = torch.randn(9, 4, generator=g), 80
+    for name in ("train_mask", "val_mask", "test_mask"):
+        data["paper"][name] = DATA[name]
+    data["paper", "cites", "paper"].edge_index = DATA.edge_index
+    for source, many in (("venue", 9), ("author", 80)):
+        ends = torch.randint(many, (900,), generator=g), torch.randint(300, (900,), generator=g)
+        data[source, "to", "paper"].edge_index = torch.stack(ends)
+        data["paper", "from", source].edge_index = torch.stack(ends[::-1])
+    return adahop.load(data)
 
 
 def test_no_sums_of_features_are_stored():

@@ -20,7 +20,7 @@ from adahop.capture import products, steps
 from adahop.checks import between, room_for
 from adahop.config import Config
 from adahop.diagnostics.report import probe_nodes, variance
-from adahop.features import TypedFeatures
+from adahop.features import SparseFeatures, TypedFeatures
 from adahop.graph import Graph
 from adahop.models import GNN
 from adahop.race import Arm
@@ -82,9 +82,11 @@ def _features(x: Tensor | TypedFeatures) -> dict[str, Any]:
     return {"features": _columns(x)}
 
 
-def _columns(x: Tensor | None) -> dict[str, float]:
+def _columns(x: Tensor | SparseFeatures | None) -> dict[str, float]:
     if x is None:
         return {"columns": 0, "not zero": 0.0}
+    if isinstance(x, SparseFeatures):
+        return {"columns": x.width, "not zero": x.value.numel() / max(len(x) * x.width, 1)}
     return {"columns": x.shape[1], "not zero": float((x[:: max(len(x) // 10_000, 1)] != 0).float().mean())}
 
 

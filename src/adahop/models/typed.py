@@ -121,7 +121,10 @@ class TypedEncoder(nn.Module):
             places = (kind == i).nonzero().flatten()
             ids = rows.n_id[places] - self.schema.starts[name]
             x = rows.features.tables[name]
-            parts.append(dropout(each(ids), share) if x is None else each(dropout(x.index_select(0, ids), share)))
+            if x is None:
+                parts.append(dropout(each(ids), share))
+            else:
+                parts.append(Values(x.index_select(0, ids), cast(nn.Linear, each), share).rows())
             order.append(places)
         done = torch.cat(parts)
         return torch.empty_like(done).index_put((torch.cat(order),), done)
