@@ -1,6 +1,7 @@
 """`adahop train` with its defaults beside uniform draws, full batch and RNS, on every homogeneous graph of a folder.
 
     python lab/benchmarks/never_worse.py --data DIR [--out FILE] [--device cuda] [--graphs cora,pubmed] [--share 0/4]
+                                         [--arms "adahop, k = 2; RNS"] [--clock cpu]
     python lab/benchmarks/never_worse.py --table [--out FILE]
 
 Rate and dropout by validation on two seeds, for every arm alike; then ten other seeds; 40 epochs, hidden 64, batch 256.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from adahop.config import Config
 from adahop.datasets import load
-from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Lines, Row, train, tuned
+from adahop_lab.candidates import NAMES, TUNING, Lines, Row, chosen, count_seconds, train, tuned
 from adahop_lab.experiments.stats import SURE, paired
 
 OURS = {"adahop, k = 2": 0.008, "adahop, k = 5": 0.004}  # and the loss that is allowed
@@ -37,16 +38,17 @@ def one_relation(path: Path) -> bool:
         return False
 
 
-def run(folder: Path, out: Path, device: str, wanted: str | None, share: str) -> None:
+def run(folder: Path, out: Path, device: str, wanted: str | None, arms: str, share: str) -> None:
     own, of = (int(part) for part in share.split("/"))
-    lines = Lines(out, NAMES)
+    lines, ways = Lines(out, NAMES), chosen(arms)
     base = Config(hidden=64, epochs=40, batch_size=256, device=device)
-    pairs = [(graph, name) for graph in graphs(folder, wanted) for name in (*OURS, *OTHERS)]
-    for graph, name in pairs[own::of]:
-        data, way = load(str(folder / f"{graph}.npz")), CANDIDATES[name]
+    pairs = [(graph, way) for graph in graphs(folder, wanted) for way in ways]
+    for graph, way in pairs[own::of]:
+        data = load(str(folder / f"{graph}.npz"))
         point = tuned(lines, graph, data, way, base)
-        scores = [train(lines, graph, data, way, base, point, seed)["test"] for seed in SEEDS]
-        print(graph, name, point, f"{sum(scores) / len(scores):.4f}", flush=True)
+        for seed in SEEDS:
+            train(lines, graph, data, way, base, point, seed)
+        print(graph, way.name, point, flush=True)
 
 
 def scores(rows: list[Row]) -> dict[tuple[str, str], dict[int, float]]:
@@ -90,7 +92,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, nargs="+", default=[Path(__file__).parent / "results/never_worse.jsonl"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--graphs")
+    parser.add_argument("--arms", default="; ".join((*OURS, *OTHERS)))
     parser.add_argument("--share", default="0/1")
+    parser.add_argument("--clock", default="wall")
     parser.add_argument("--table", action="store_true")
     said = parser.parse_args()
     if said.table:
@@ -98,7 +102,8 @@ def main() -> None:
         return
     if said.data is None:
         parser.error("--data must be a folder of .npz files, got none")
-    run(said.data, said.out[0], said.device, said.graphs, said.share)
+    count_seconds(said.clock)
+    run(said.data, said.out[0], said.device, said.graphs, said.arms, said.share)
 
 
 if __name__ == "__main__":
