@@ -76,7 +76,7 @@ class Config:
                 "batches from adahop.Loader or adahop.pyg.AdaptiveNeighborLoader)"
             )
         one_of(self.model, models.MODELS, "model")
-        one_of(self.arch, ("plain", "residual"), "arch")
+        one_of(self.arch, models.MODELS[self.model].arches, "arch")
         preset = METHODS[one_of(self.method, METHODS, "method")]
         object.__setattr__(self, "sizes", tuple(check_sizes(self.sizes)))
         for name, low in (("hidden", 1), ("epochs", 1), ("batch_size", 1), ("patience", 0), ("prefetch", 0)):

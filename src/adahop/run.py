@@ -111,11 +111,7 @@ def stored(data: NodeData, config: Config) -> NodeData:
     else:
         return data
     out: Any = copy.copy(data)
-    if isinstance(x, TypedFeatures):
-        for kind in (kind for kind, table in x.tables.items() if table is not None):
-            out[kind].x = x.tables[kind]
-    else:
-        out.x = x
+    out.x = x
     return out
 
 

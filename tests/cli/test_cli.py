@@ -190,7 +190,19 @@ def test_a_file_of_ones_own(run, tmp_path):
 
 # of the command, not of the run
 ELSEWHERE = {"dataset", "seed", "runs", "out", "as_json", "log_variance", "resume", "checkpoint_every", "help"}
-MODEL_FLAGS = {"norm", "activation", "heads", "score", "attention", "conv", "bases", "blocks", "edges"}
+MODEL_FLAGS = {
+    "alpha",
+    "theta",
+    "norm",
+    "activation",
+    "heads",
+    "score",
+    "attention",
+    "conv",
+    "bases",
+    "blocks",
+    "edges",
+}
 
 
 def flags() -> dict:
@@ -247,7 +259,7 @@ MISTAKES = {
     "a word for a number": (["train", "--epochs", "ten"], "'--epochs'"),
     "no such method": (["train", "--method", "bsm"], "got 'bsm'; did you mean 'bs.m'?"),
     "no such model": (["train", "--model", "genipath"], "did you mean 'geniepath'?"),
-    "no such arch": (["train", "--arch", "flat"], "`arch` must be one of plain, residual, got 'flat'"),
+    "no such arch": (["train", "--arch", "flat"], "`arch` must be one of plain, residual, gcnii, got 'flat'"),
     "no such data set": (["train", "--dataset", "core"], "did you mean 'cora'?"),
     "no such estimator": (["train", "--estimator", "histroy"], "did you mean 'history'?"),
     "no such norm": (["train", "--norm", "column"], "`norm` must be one of row, sym, got 'column'"),

@@ -35,8 +35,9 @@ def batch_of(model, width: int, method: str = "bs"):
     return SimpleNamespace(x=x[n_id], blocks=blocks), SimpleNamespace(x=Ungathered(x, n_id), blocks=blocks)
 
 
-@pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize("name", ["gcn", "sage"])
+@pytest.mark.parametrize(
+    "name, arch", [(name, arch) for name in ("gcn", "sage") for arch in models.MODELS[name].arches]
+)
 @pytest.mark.parametrize("inputs, hidden", [(6, 8), (12, 5)])  # widens, narrows
 def test_it_says_what_the_long_way_says(name, arch, inputs, hidden):
     torch.manual_seed(0)

@@ -25,6 +25,10 @@ from conftest import full_sum, messy_graph, star
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
 
 
+def each_arch(*names: str) -> list[tuple[str, str]]:
+    return [(name, arch) for name in names for arch in models.MODELS[name].arches]
+
+
 def normed() -> Graph:
     return messy_graph().normalized("row")
 
@@ -104,8 +108,7 @@ def test_full_sums_in_chunks():
         full_sums(g, X[:3])
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gatv2", "geniepath"])
-@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize("name, arch", each_arch("gcn", "sage", "gat", "gatv2", "geniepath"))
 def test_an_exact_first_layer_and_all_above_is_exact(name, arch):
     torch.manual_seed(0)
     model = models.make(name, 6, 8, 3, arch=arch).eval()
@@ -313,8 +316,7 @@ def test_attention_memory_writes_after_the_step():
     assert not torch.equal(memory.history.value, before)
 
 
-@pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize("name", ["gcn", "sage"])
+@pytest.mark.parametrize("name, arch", each_arch("gcn", "sage"))
 def test_a_snapshot_that_waits_is_made_as_nodes_are_met(name, arch):
     """Fresh rows make any draw exact; rows stay when the weights move; their sums are those of the rows."""
     torch.manual_seed(0)
@@ -726,7 +728,7 @@ def test_a_history_of_what_was_seen_is_one_that_began_with_zeros(dtype):
 
 
 @pytest.mark.parametrize("estimator", ["plain", "exact", "exact+history", "history"])
-@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize("arch", models.MODELS["gcn"].arches)
 def test_outputs_of_some_nodes_are_those_of_a_pass(estimator, arch):
     g, nodes = messy_graph().normalized("row"), torch.tensor([7, 3, 3, 59, 20])
     model = models.make("gcn", X.shape[1], 8, 4, layers=3, arch=arch)

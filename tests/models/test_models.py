@@ -22,6 +22,7 @@ KINDS = [
 ]  # fmt: skip
 WIDTH, HIDDEN, OUT = 7, 8, 3
 
+EACH = [(name, options, arch) for name, options in KINDS for arch in models.MODELS[name].arches]
 UNTYPED = [name for name, m in models.MODELS.items() if not m.typed]
 
 
@@ -40,8 +41,7 @@ def full_batch(graph: Graph, x, seeds, layers: int):
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize(("name", "options"), KINDS)
+@pytest.mark.parametrize(("name", "options", "arch"), EACH)
 def test_inference_equals_forward_on_full_blocks(name, options, arch, layers):
     model = build(name, options, arch=arch, layers=layers, dropout=0.5).eval()
     g, x = messy_graph().normalized(*model.graph), features()
@@ -85,8 +85,7 @@ def test_graphs_without_edges(name, nodes):
     assert out.shape == (nodes, OUT) and torch.isfinite(out).all()
 
 
-@pytest.mark.parametrize("name", UNTYPED)
-@pytest.mark.parametrize("arch", ["plain", "residual"])
+@pytest.mark.parametrize(("name", "arch"), [(name, arch) for name in UNTYPED for arch in models.MODELS[name].arches])
 def test_every_parameter_gets_a_gradient(name, arch):
     model = build(name, {}, arch=arch)
     g = messy_graph().normalized(*model.graph)
@@ -105,6 +104,20 @@ def test_gcn_against_pyg():
     conv.load_state_dict({"lin.weight": model.convs[0].linear.weight, "bias": model.convs[0].linear.bias})
     g = Graph.from_edge_index(edge_index, num_nodes=20).normalized("sym")
     assert torch.allclose(model.inference(g, features(20)), conv(features(20), edge_index), atol=1e-5)
+
+
+def test_gcnii_against_pyg():
+    model = build("gcn", {"norm": "sym", "alpha": 0.2, "theta": 0.7}, arch="gcnii", layers=3)
+    edge_index = torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0))
+    edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    z = h = model.encoder(features(20))
+    for layer, ours in enumerate(model.convs, 1):
+        conv = pyg.GCN2Conv(HIDDEN, alpha=0.2, theta=0.7, layer=layer)
+        conv.load_state_dict({"weight1": ours.linear.weight.t()})
+        h = torch.relu(conv(h, z, edge_index) + ours.linear.bias)
+    g = Graph.from_edge_index(edge_index, num_nodes=20).normalized("sym")
+    assert torch.allclose(model.inference(g, features(20)), model.decoder(h), atol=1e-5)
 
 
 def test_sage_against_pyg():

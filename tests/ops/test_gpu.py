@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adahop import capture, fit, ops, train
+from adahop import capture, fit, models, ops, train
 from adahop.config import Config
 from adahop.features import Features
 from adahop.graph import Graph
@@ -30,6 +30,7 @@ from typed_graphs import typed_data  # isort: skip
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if CUDA else "cpu"
+EACH = [(name, arch) for name in ("gcn", "sage", "gat") for arch in models.MODELS[name].arches]
 pytestmark = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="needs a CUDA device or Triton's interpreter")
 on_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 MANY = 20_000 if CUDA else 40  # copies of a star that are drawn from at once
@@ -548,8 +549,7 @@ def moved(data, device):
     return SimpleNamespace(**parts)
 
 
-@pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("model, arch", EACH)
 def test_steps_are_the_cpu_s_steps(monkeypatch, model, arch):
     """Uniform draws are equal, so the losses are, whatever the blocks' shape."""
     ours, true = (losses(k, monkeypatch, model=model, arch=arch, method="graphsage", tf32=False) for k in (True, False))
@@ -561,8 +561,7 @@ def one_head(model: str) -> dict:
     return {"model_options": {"heads": 1}} if model == "gat" else {}
 
 
-@pytest.mark.parametrize("arch", ["plain", "residual"])
-@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("model, arch", EACH)
 def test_renewed_energies_are_the_cpu_s(monkeypatch, model, arch):
     """Uniform draws are equal, so every edge has the same message on both; a GPU's is known from its source's norm."""
     data, heard = toy_data(nodes=30), []

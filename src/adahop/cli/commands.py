@@ -17,7 +17,9 @@ def option(help: str, *names: str, **more: Any) -> Any:
 # flags of several commands
 DataSet = Annotated[str, option("A name of `adahop list`, a .npz or .pt path, or synthetic:N,E,F,C.")]
 Model = Annotated[str, option("gcn, sage, gat, gatv2 or geniepath; heterogeneous graphs: rgcn, rgat or hgt.")]
-Arch = Annotated[str, option("residual: every layer adds a linear map of the input; plain: stacked convolutions.")]
+Arch = Annotated[
+    str, option("residual: every layer adds a linear map of the input; plain: stacked layers; gcnii (gcn): for depth.")
+]
 Hidden = Annotated[int, option("Width of the hidden layers.")]
 Rate = Annotated[float, option("Adam's learning rate.")]
 Decay = Annotated[float, option("L2 penalty.")]
@@ -63,6 +65,10 @@ def train(
     average: Annotated[
         float, option("Evaluate a running average of the weights; the fraction kept per step; 0: none.")
     ] = 0.0,
+    alpha: Annotated[
+        float | None, option("gcn, --arch gcnii: share of the first layer's input in every layer; default .1.")
+    ] = None,
+    theta: Annotated[float | None, option("gcn, --arch gcnii: W of layer l has weight theta / l; default .5.")] = None,
     norm: Annotated[str | None, option("gcn: row (default) or sym, how weights are normalised.")] = None,
     activation: Annotated[str | None, option("relu, elu or tanh instead of the architecture's own.")] = None,
     heads: Annotated[int | None, option("gat, gatv2, rgat, hgt: number of attention heads; default 4.")] = None,

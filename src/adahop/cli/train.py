@@ -29,7 +29,9 @@ TWICE = (
     "seed {seed}: from epoch {epoch} once more with uniform draws of two neighbours, to compare on validation nodes "
     "how much sampling noise is best; --noise 0 leaves this out"
 )
-MODEL_FLAGS = ("norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention")
+MODEL_FLAGS = (
+    "alpha", "theta", "norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention",
+)  # fmt: skip
 
 
 def start(context: typer.Context) -> None:

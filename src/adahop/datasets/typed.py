@@ -48,6 +48,14 @@ class TypedDataset(HeteroData):
         types = self.graph.types
         return TypedFeatures({k: self[k].get("x") for k in types.nodes}, types.num_nodes, types.relations)
 
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key != "x":
+            super().__setattr__(key, value)
+            return
+        for kind, table in value.tables.items():  # a HeteroData knows no setters of properties
+            if table is not None:
+                self[kind].x = table
+
     @property
     def train_mask(self) -> Tensor:
         """[N] by the graph's own ids, as are the others."""

@@ -37,7 +37,7 @@ class GNN(nn.Module):
     """arch="plain": h <- act(conv(h)), the last layer gives the outputs (Kipf).
 
     arch="residual": z = linear(x), h <- tanh(conv(h) + z), outputs linear(h) (the architecture of the paper's code).
-    `activation` (relu, elu or tanh) replaces the default of either.
+    A model may have more, see `arches`. `activation` (relu, elu or tanh) replaces the default of each.
     `graph` is the normalisation of the graph that the model expects: (kind, self_loops). `edges` is the number of edge
     features that it reads, 0 by default: U e_ij joins the message, or the score where there is attention.
     """
@@ -47,7 +47,8 @@ class GNN(nn.Module):
     estimators: tuple[str, ...] = ESTIMATORS  # those that it supports
     typed = False  # whether it is a model of graphs with several node types and relations
     takes_padded = True  # whether its layers take padded blocks
-    activation = "relu"  # default of arch="plain"; that of "residual" is tanh
+    arches: tuple[str, ...] = ("plain", "residual")
+    activation = "relu"  # default of all but arch="residual", which has tanh
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class GNN(nn.Module):
     ):
         super().__init__()
         self.edges = count(edges, 0, "edges")
-        self.arch = one_of(arch, ("plain", "residual"), "arch")
+        self.arch = one_of(arch, self.arches, "arch")
         self.dropout = between(dropout, 0.0, 0.999, "dropout")
         name = activation if activation is not None else ("tanh" if arch == "residual" else self.activation)
         self.activate = ACTIVATIONS[one_of(name, ACTIVATIONS, "activation")]
@@ -96,7 +97,7 @@ class GNN(nn.Module):
 
     def wraps(self) -> bool:
         """Whether linear layers stand before and after the convolutions."""
-        return self.arch == "residual"
+        return self.arch != "plain"
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
         raise NotImplementedError
@@ -148,7 +149,7 @@ class GNN(nn.Module):
 
     def initial_state(self, own: Tensor | None) -> State:
         """The state of the first layer's targets, from their own h."""
-        return {"z": own} if self.arch == "residual" and own is not None else {}
+        return {"z": own} if self.arch != "plain" and own is not None else {}
 
     def step(
         self, layer: int, values: Values, own: Tensor | None, state: State, block: Block, estimator: Sum

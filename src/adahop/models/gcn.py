@@ -1,14 +1,16 @@
-"""GCN and GraphSAGE-mean: fixed weights."""
+"""GCN, plain, residual or as GCNII, and GraphSAGE-mean: fixed weights."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
-from adahop.checks import one_of
+from adahop.checks import InputError, between, one_of
 from adahop.features import mapped
-from adahop.models.base import GNN
+from adahop.models.base import GNN, State
 from adahop.sum import Conv, edge_map
 
 
@@ -29,15 +31,51 @@ class GCNConv(Conv):
         return self.linear.bias
 
 
-class GCN(GNN):
-    """Graph convolutional network (Kipf and Welling 2017), row- or symmetric-normalised A + I."""
+class GCNIIConv(GCNConv):
+    """M (1 - alpha) sum a_ij h_j + b, M = (1 - beta) I + beta W; `initial` is M alpha z, z the first layer's input."""
 
-    def __init__(self, *args: Any, norm: str = "row", **options: Any):
+    alpha, beta = 0.1, 1.0
+
+    def __init__(self, inputs: int, outputs: int, edges: int = 0):
+        super().__init__(inputs, outputs, edges)
+        self.register_buffer("identity", torch.eye(inputs), persistent=False)
+
+    def mix(self) -> Tensor:
+        return torch.lerp(cast(Tensor, self.identity), self.linear.weight, self.beta)
+
+    def kernel(self) -> Tensor:
+        return (1.0 - self.alpha) * self.mix()
+
+    def initial(self, z: Tensor) -> Tensor:
+        return mapped(z, self.alpha * self.mix())
+
+
+class GCN(GNN):
+    """Graph convolutional network (Kipf and Welling 2017), row- or symmetric-normalised A + I.
+
+    arch="gcnii" (Chen et al. 2020), for depth: z = linear(x), h <- relu(M ((1 - alpha) sum a_ij h_j + alpha z) + b)
+    with M = (1 - beta) I + beta W and beta = log(theta / layer + 1), outputs linear(h).
+    """
+
+    arches = (*GNN.arches, "gcnii")
+
+    def __init__(self, *args: Any, norm: str = "row", alpha: float = 0.1, theta: float = 0.5, **options: Any):
         super().__init__(*args, **options)
+        if self.arch != "gcnii" and (alpha, theta) != (0.1, 0.5):
+            raise InputError(f"`arch` must be gcnii for `alpha` and `theta`, got {self.arch}")
         self.graph = (one_of(norm, ("row", "sym"), "norm"), True)
+        between(alpha, 0.0, 0.999, "alpha"), between(theta, 0.0, 1e6, "theta")
+        for layer, conv in enumerate(self.convs, 1):
+            if isinstance(conv, GCNIIConv):
+                conv.alpha, conv.beta = alpha, math.log(theta / layer + 1.0)
 
     def conv(self, inputs: int, outputs: int, last: bool, **options: Any) -> Conv:
-        return GCNConv(inputs, outputs, self.edges)
+        return (GCNIIConv if self.arch == "gcnii" else GCNConv)(inputs, outputs, self.edges)
+
+    def act(self, layer: int, out: Tensor, state: State) -> Tensor:
+        if self.arch == "gcnii":
+            return self.activate(out + cast(GCNIIConv, self.convs[layer]).initial(state["z"]))
+        return super().act(layer, out, state)
 
 
 class SAGEConv(Conv):
