@@ -1,10 +1,11 @@
 """Depth and batch size: where do old embeddings break, and what does a step cost?
 
     python lab/benchmarks/depth.py --data DIR [--graphs amazon_computers] [--depths 2,3,4,5] [--batches 64,256]
-                                   [--epochs 20] [--runs 3] [--out FILE] [--device cuda] [--clock cpu]
+                                   [--epochs 20] [--runs 3] [--arch gcnii] [--out FILE] [--device cuda] [--clock cpu]
     python lab/benchmarks/depth.py --table [--out FILE]
 
-adahop and uniform draws with two neighbours per layer, GAS and LMC, residual GCN, hidden 64. Rate and dropout by
+adahop and uniform draws with two neighbours per layer, GAS and LMC, residual GCN (or another --arch, with an --out of
+its own), hidden 64. Rate and dropout by
 validation on one seed for every cell alike. Finished runs are not repeated.
 """
 
@@ -27,7 +28,10 @@ def run(said: argparse.Namespace) -> None:
         data = load(str(said.data / f"{graph}.npz"))
         for layers in map(int, said.depths.split(",")):
             for size in map(int, said.batches.split(",")):
-                base = Config(sizes=(2,) * layers, hidden=64, epochs=said.epochs, batch_size=size, device=said.device)
+                base = Config(
+                    sizes=(2,) * layers, hidden=64, epochs=said.epochs, batch_size=size, device=said.device,
+                    arch=said.arch,
+                )  # fmt: skip
                 for name in WAYS:
                     way = CANDIDATES[name]
                     point = tuned(lines, graph, data, way, base, TUNING[:1])
@@ -62,6 +66,7 @@ def main() -> None:
     parser.add_argument("--batches", default="64,256,1024,4096")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--arch", default="residual")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/depth.jsonl")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", default="wall")

@@ -1,4 +1,4 @@
-"""What `features="bfloat16"` and sparse features ("auto") do: steps of an epoch on a large graph in turns, and scores on a small one.
+"""What `features="bfloat16"` and sparse features ("auto") do: steps of an epoch in turns, and scores on a small graph.
 
     python lab/benchmarks/short_features.py steps [--graph synthetic:200000,10000000,256,10] [--threads 1]
     python lab/benchmarks/short_features.py scores cora.npz [--seeds 10]

@@ -22,11 +22,12 @@ def script():
     return module
 
 
-def test_every_way_at_three_layers(script, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("arch", ["residual", "gcnii"])
+def test_every_way_at_three_layers(script, tmp_path, monkeypatch, capsys, arch):
     monkeypatch.setattr(script, "load", lambda path: adahop.load("planted:150,900,8,3,signal=0.6"))
     monkeypatch.setattr(candidates, "GRID", candidates.GRID[-1:])
     said = SimpleNamespace(data=Path(), graphs="planted", depths="3", batches="64", epochs=1, runs=1, device="cpu")
-    said.out = tmp_path / "depth.jsonl"
+    said.out, said.arch = tmp_path / "depth.jsonl", arch
     script.run(said)
     assert capsys.readouterr().out.count("planted 3 64") == len(script.WAYS)
     rows = list(script.Lines(said.out, script.NAMES).rows.values())
