@@ -137,6 +137,12 @@ def test_with_other_features(cuda, options):
     assert captured == pytest.approx(eager, rel=1e-5)
 
 
+def test_layers_with_an_initial_residual(cuda):
+    options: dict[str, Any] = {"arch": "gcnii", "method": "adahop", "sizes": (3, 3, 2)}
+    eager, captured = (losses(c, toy_data(nodes=65), **options) for c in (False, True))
+    assert captured == pytest.approx(eager, rel=1e-5) and len(set(eager)) == len(eager) > 5
+
+
 @pytest.mark.parametrize(("model", "method"), [("gcn", "bs"), ("gcn", "adahop"), ("rgcn", "bs")])
 def test_dropout_is_drawn_anew_at_every_replay(cuda, model, method):
     """Replays draw from the generator that eager steps draw from, as often."""
