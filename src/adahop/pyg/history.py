@@ -182,16 +182,20 @@ class LayerHistories(Memory):
             self._first_inputs = call.batch.forward_inputs
         if self.is_first_batch(call) and n == len(forwards) and not in_backward():
             forwards.append(ForwardHistory())
-            self._check_layer(call, forwards[-1])
-        return forwards[n % len(forwards)] if forwards else None
+        forward = forwards[n % len(forwards)] if forwards else None
+        if forward is not None and not forward.why:
+            self._check_layer(call, forward, (*args, *kwargs.values()))
+        return forward
 
-    def _check_layer(self, call: Call, forward: ForwardHistory) -> None:
+    def _check_layer(self, call: Call, forward: ForwardHistory, values: tuple) -> None:
         if call.reading.left_alone:
             forward.why = "it stays as PyG has it"  # of which `Root` warns
         elif call.reading.estimated:
             self._do_without(call.layer, forward, "its degrees are estimated from the drawn edges")
         elif call.layer.reduces_sums:
             self._do_without(call.layer, forward, "its sums are kept at the size of the drawn neighbours")
+        elif (why := call.why_no_control(values)) is not None:
+            self._do_without(call.layer, forward, why)
 
     def _all_neighbours(
         self, call: Call, forward: ForwardHistory, args: tuple, kwargs: Kwargs
@@ -214,7 +218,8 @@ class LayerHistories(Memory):
         if not forward.tried:  # edge values that follow from the graph alone stay the same with other rows of nodes
             on_zeros = neighbours.passes
             neighbours.run(args, kwargs, call, random=True)
-            for a, b in zip(on_zeros, neighbours.passes, strict=True):
+            for history, a, b in zip(forward.passes, on_zeros, neighbours.passes, strict=True):
+                history.complete = a.aligned.share == 1.0
                 if any(not torch.allclose(a.edge[k], b.edge[k], rtol=CLOSE, atol=CLOSE) for k in a.edge):
                     raise NoHistory("it makes edge values from nodes before it passes messages")
             forward.tried = True

@@ -67,6 +67,9 @@ class HistorySum(ControlledSum):
         if self.forward.why or call.propagates >= len(self.forward.passes):
             return original(edge_index, size=size, **kwargs)
         history = self.forward.passes[call.propagates]
+        assert call.aligned is not None
+        if history.complete and call.aligned.share < 1.0:  # the layer dropped some edges
+            return original(edge_index, size=size, **kwargs)
         targets, sources = memory.needed_nodes(call, history.level)
         began = time.perf_counter()
         constant = history.data_name is not None  # the sums are those of the data's own rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ class PassHistory:
     sums: NodeRows | None = None  # those sums, where `filled`
     filled: Tensor | None = None
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge
+    complete: bool = False  # whether it is over all edges that the layer is given
     random: bool = False  # whether rows differ from one forward to the next (dropout)
     dots: list[float] = field(default_factory=lambda: [0.0, 0.0])  # running <x, x'> and <x', x'>
     spare: dict[str, NodeRows] = field(default_factory=dict, init=False)  # rows that it would need if its sums changed
@@ -104,8 +104,15 @@ class AllNeighbours(Call):
         named = dict(zip(inspect.signature(self.layer.original_forward).parameters, args, strict=False)) | kwargs
         named = {name: self._for_all_edges(name, value, call, random) for name, value in named.items()}
         self.passes, self.updates, self._placeholders, self.alignments = [], [], [], []
-        with torch.no_grad(), self.layer.installed(self), equal_rows_once(self.layer.conv), contextlib.suppress(_Stop):
-            self.layer.forward(**named)
+        try:
+            with torch.no_grad(), self.layer.installed(self), equal_rows_once(self.layer.conv):
+                self.layer.forward(**named)
+        except NoHistory:
+            raise
+        except _Stop:
+            pass
+        except Exception as e:  # a layer of the user's own may fail in any way on rows of zeros
+            raise NoHistory(f"it cannot run on all neighbours ({' '.join(str(e).split())[:200]})") from e
         if len(self.passes) < len(self.forward.passes):
             raise NoHistory("it passes messages another number of times than before")
 
@@ -126,7 +133,8 @@ class AllNeighbours(Call):
         if value.shape[0] == columns.stop - columns.start:
             found = batches.edge_attribute(call.batch, value)
             if found is not None and is_per_edge(data.to_dict().get(found), data.edge_index.shape[1]):
-                self.edge_attributes[found] = data[found][self.batch.e_id].to(value.device)
+                rows = data[found][self.batch.e_id].to(value.device)
+                self.edge_attributes[found] = rows.view(-1, *value.shape[1:])
                 return self.edge_attributes[found]
             if name.startswith("edge") or value.shape[0] > call.batch.n_id.numel():
                 raise NoHistory(f"its `{name}` is made by the model, and known for drawn edges only")
@@ -143,7 +151,9 @@ class AllNeighbours(Call):
     def attribute(self, value: Tensor | None) -> str | None:
         if value is None or any(value is one for one in self.unit_weights):
             return None
-        return next((name for name, known in self.edge_attributes.items() if known is value), self.LEARNED)
+        at = value.data_ptr(), value.numel()
+        known = self.edge_attributes.items()
+        return next((name for name, rows in known if (rows.data_ptr(), rows.numel()) == at), self.LEARNED)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         self.updates.append(self._arguments(edge_index, kwargs, node_arguments(self.layer.conv, "_edge_user_args")))

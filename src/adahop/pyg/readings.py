@@ -107,6 +107,11 @@ def gcn_norm(
 ) -> tuple[Tensor, Tensor]:
     """scale a_ij (d_i d_j)^(-1/2) with d of the whole graph, as nodes of the last hop have no edges in the batch."""
     aligned = call.align(edge_index)
+    if edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1:
+        args = edge_weight[:, 0], num_nodes, improved, add_self_loops, flow, dtype
+        edge_index, out = gcn_norm(call, edge_index, *args)
+        call.graph_values.append(out.unsqueeze(1))
+        return edge_index, call.graph_values[-1]
     if aligned is None or flow != "source_to_target":
         return pyg_gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     fill, name = 2.0 if improved and edge_weight is not None else 1.0, call.attribute(edge_weight)
@@ -170,12 +175,12 @@ def get_laplacian(
     num_nodes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """With the degrees of the whole graph; PyG takes those by source."""
+    name = call.attribute(edge_weight)
     edge_index, edge_weight = utils.remove_self_loops(edge_index, edge_weight)
     aligned = call.align(edge_index)
     if aligned is None:
         return utils.get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
-    name = call.attribute(edge_weight)
     if name == call.LEARNED:
         call.estimated = True
         total = segment_sum(edge_weight, edge_index[0], n)

@@ -43,6 +43,7 @@ class PropagateRecord:
     data_names: dict[str, str] = field(default_factory=dict, metadata={"key": "own"})  # of attributes of the data
     used: Tensor | None = None  # the edges in use, while `edge` is not empty
     total: Tensor | None = None  # what `aggregate` gave
+    complete: bool = False  # whether all edges were in use
     side: dict[str, int] = field(default_factory=dict)  # whether a tensor's rows are of sources (0) or targets (1)
     _places: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
@@ -114,6 +115,8 @@ class SnapshotRecorder(ForwardRecorder):
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None
         record, many = PropagateRecord(side=node_sides(self.layer.conv, which)), self.whole_graph.num_nodes
+        used, every = (int((~self.whole_graph.is_loop(e)).sum()) for e in (edge_index, self.whole_graph.edge_index))
+        record.complete = used >= every
         for name, value in kwargs.items():
             parts = as_tuple(value)
             rows = [v.shape[0] for v in parts if isinstance(v, Tensor) and v.dim()]
@@ -163,9 +166,10 @@ class SnapshotSum(ControlledSum):
     def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
         self.total = None
         call, original, reading = self.call, self.call.layer.original("propagate"), self.call.reading
+        assert call.aligned is not None
         rows, passes = fused.source_rows(call, kwargs), self.record.passes
         record = passes[call.propagates] if call.propagates < len(passes) else None
-        if record is None:
+        if record is None or (record.complete and call.aligned.share < 1.0):  # or the layer dropped some
             return call.propagate_rows(rows, edge_index, size, kwargs)
         record.drop_edge_arguments({name for name, v in kwargs.items() if any(v is f for f in call.graph_values)})
         table = None if rows is None else self._previous_table(record, rows)
@@ -450,6 +454,8 @@ class Snapshots(Memory):
         self.fresh = self.fresh and not layer.conv.training
         records = [r for r in self.forwards.get(layer, ()) if r.relation == call.batch.relation]
         if not records or self._unusable or call.scale.numel() != call.batch.e_id.numel():
+            return None
+        if call.why_no_control((*args, *kwargs.values())) is not None:
             return None
         return SnapshotSum(self, call, records[call.forward_number(args, kwargs) % len(records)])
 

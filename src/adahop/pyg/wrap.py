@@ -97,7 +97,7 @@ def apply_memory(call: Call, args: tuple, kwargs: Kwargs) -> None:
     """The call's sums get a control variate, where the batch's loader has one for the layer."""
     ref = call.batch.root.memory
     memory = None if ref is None else ref()
-    if memory is not None and call.reading.sums_match:
+    if memory is not None:
         call.control = memory.control_for(call, args, kwargs)
 
 
