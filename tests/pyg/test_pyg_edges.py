@@ -6,10 +6,11 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.utils import add_self_loops, dropout_edge
+from torch_geometric.utils import add_self_loops, degree, dropout_edge, softmax
 
 from adahop import InputError
 from adahop.pyg import AdaptiveNeighborLoader, inference
@@ -245,3 +246,183 @@ def test_a_layer_that_cannot_run_on_all_neighbours_goes_without_a_history():
             for b in loader:
                 torch.testing.assert_close(call(model, b)[:SEEDS], call(plain, data)[:SEEDS])
     assert any("goes without a history: it cannot run on all neighbours" in str(w.message) for w in said)
+
+
+# --- layers that make, or read, more than `message` is passed ---------------------------------------------------------
+
+
+class Update(pyg.MessagePassing):
+    """`update` reads nodes beside the sums, as tutorials write it."""
+
+    def __init__(self):
+        super().__init__(aggr="mean")
+        self.lin, self.up = nn.Linear(4, 3), nn.Linear(6, 2)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j):
+        return x_j
+
+    def update(self, aggr_out, x):
+        return self.up(torch.cat([aggr_out, x], 1))
+
+
+class UpdateByDegree(pyg.MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(4, 3)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x), many=degree(edge_index[1], len(x)))
+
+    def message(self, x_j):
+        return x_j
+
+    def update(self, aggr_out, many):
+        return aggr_out / many.clamp(min=1).view(-1, 1)
+
+
+class ReadsNodes(pyg.MessagePassing):
+    """`message` looks up rows of nodes by itself."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(4, 3)
+
+    def forward(self, x, edge_index):
+        share = 1 / degree(edge_index[1], len(x)).clamp(min=1)
+        return self.propagate(edge_index, x=self.lin(x), share=share)
+
+    def message(self, x_j, share, index):
+        return x_j * share[index].view(-1, 1)
+
+
+class Vector(pyg.MessagePassing):
+    """One parameter for all messages."""
+
+    def __init__(self):
+        super().__init__(aggr="mean")
+        self.lin, self.by = nn.Linear(4, 3), nn.Parameter(torch.rand(3))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x), by=self.by)
+
+    def message(self, x_j, by):
+        return x_j * by
+
+
+class HalfGate(pyg.MessagePassing):
+    """What an edge update gives is changed before messages are passed."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(4, 3)
+
+    def forward(self, x, edge_index):
+        h = self.lin(x)
+        return self.propagate(edge_index, x=h, gate=0.5 * self.edge_updater(edge_index, h=h))
+
+    def edge_update(self, h_i, h_j):
+        return torch.sigmoid((h_i * h_j).sum(-1))
+
+    def message(self, x_j, gate):
+        return gate.view(-1, 1) * x_j
+
+
+@pytest.mark.parametrize("kind", [Update, UpdateByDegree, ReadsNodes, Vector, HalfGate])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_layers_that_read_more_than_the_ends_of_edges(estimator, kind):
+    torch.manual_seed(0)
+    data, model, plain = the_data(), kind(), kind()
+    plain.load_state_dict(model.state_dict())
+    call = lambda m, d: m(d.x, d.edge_index)  # noqa: E731
+    for got, want in zip(outs(data, model, estimator, call), each(data, plain, call), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+class Learned(nn.Module):
+    """Edge weights by a layer of the model."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv, self.edge = conv, nn.Linear(2, 1)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, self.edge(edge_attr).sigmoid().view(-1))
+
+
+class Attention(pyg.MessagePassing):
+    """A softmax before messages are passed."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__(aggr="add")
+        self.lin, self.score, self.dropout = nn.Linear(4, 3), nn.Linear(3, 1), dropout
+
+    def forward(self, x, edge_index, edge_attr):
+        h, (src, dst) = self.lin(x), edge_index
+        alpha = softmax(self.score(h[src]).view(-1) + self.score(h[dst]).view(-1), dst, num_nodes=len(x))
+        return self.propagate(edge_index, x=h, alpha=F.dropout(alpha, self.dropout, self.training))
+
+    def message(self, x_j, alpha):
+        return alpha.view(-1, 1) * x_j
+
+
+MADE = {
+    "gcn": lambda: Learned(pyg.GCNConv(4, 3)),
+    "sg": lambda: Learned(pyg.SGConv(4, 3)),
+    "attention": Attention,
+    "attention, dropout": lambda: Attention(0.4),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_snapshot_of_edge_values_with_the_scale_in_them(kind):
+    """Right after the pass, what is left of the error is that of normalisers."""
+    data = the_data()
+
+    def error(estimator: str) -> float:
+        torch.manual_seed(0)
+        model = MADE[kind]()
+        loader, found = loader_of(data, estimator, model, k=3), []
+        with torch.no_grad():
+            whole = model.eval()(data.x, data.edge_index, data.edge_attr)[:SEEDS]
+            model.train()
+            for _ in range(150):
+                found += [model(b.x, b.edge_index, b.edge_attr)[:SEEDS] for b in loader]
+                if estimator == "snapshot":
+                    loader._memory.fresh = True  # no pass of its own
+        return float((torch.stack(found) - whole).norm(dim=(1, 2)).square().mean().sqrt() / whole.norm())
+
+    remembered, plain = error("snapshot"), error("plain")
+    assert remembered < (1.01 if kind == "attention, dropout" else 0.6) * plain
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["gcn", "graph"])
+def test_evaluated_with_other_weights_than_trained(kind, weighted):
+    """What the pass summed is then another sum."""
+    torch.manual_seed(0)
+    data, model, plain = the_data(), WEIGHTED[kind](), WEIGHTED[kind]()
+    plain.load_state_dict(model.state_dict())
+    loader = loader_of(data, "snapshot", model)
+    weight = lambda d, yes: d.edge_weight if yes else None  # noqa: E731
+    with torch.no_grad():
+        for b in loader:
+            model.eval()(data.x, data.edge_index, weight(data, weighted))
+            model.train()
+            out = model(b.x, b.edge_index, weight(b, not weighted))[:SEEDS]
+        want = plain(data.x, data.edge_index, weight(data, not weighted))[:SEEDS]
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+
+
+def test_another_graph_of_the_same_size_is_no_pass():
+    torch.manual_seed(0)
+    data, model, plain = the_data(), pyg.SAGEConv(4, 3), pyg.SAGEConv(4, 3)
+    plain.load_state_dict(model.state_dict())
+    loader = loader_of(data, "snapshot", model)
+    with torch.no_grad():
+        for b in loader:
+            model.eval()(data.x, data.edge_index.flip(0))
+            out = model.train()(b.x, b.edge_index)[:SEEDS]
+        torch.testing.assert_close(out, plain(data.x, data.edge_index)[:SEEDS], atol=1e-5, rtol=1e-5)

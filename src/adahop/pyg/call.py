@@ -82,7 +82,8 @@ class Call:
         self.aligned: Aligned | None = None  # how these lie in the batch
         self.recorded: MessageEnergies | None = None
         self.alignments: list[tuple[Tensor, Aligned | None]] = []  # of all edges asked for so far
-        self.graph_values: list[Tensor] = []  # edge values that follow from the graph alone
+        self.scaled_values: list[Tensor] = []  # edge values that have the scale in them
+        self.graph_values: list[Tensor] = []  # those that follow from the graph alone
         self.propagates = 0  # how many there were so far
         self.control: ControlledSum | None = None
         self.operand: fused.Operand | None = None  # what a sum without messages is formed from
@@ -185,6 +186,12 @@ class Call:
             value = self.batch.whole_graph.loops(name)
             self.batch.cache[key] = value[self.batch.on(value.device, "n_id")].to(self.device)
         return self.batch.cache[key][:nodes]
+
+    def add_scaled(self, value: Tensor, fixed: bool) -> None:
+        """Edge values that have the scale in them, `fixed` if they follow from the graph alone."""
+        self.scaled_values.append(value)
+        if fixed:
+            self.graph_values.append(value)
 
     def attribute(self, value: Tensor | None) -> str | None:
         """The data's attribute that an edge weight is; None for ones, LEARNED for what is none of them."""

@@ -30,6 +30,7 @@ from adahop.pyg.arguments import (
     eval_mode,
     first_of_each,
     node_arguments,
+    read_whole,
     sources_of,
 )
 from adahop.pyg.batches import DrawnBatch
@@ -268,8 +269,13 @@ class LayerHistories(Memory):
             other.data_name, other.rows = None, {**other.rows, **other.spare}
         if data_name is not None and call.reading.linear and not call.reading.parametric:
             history.data_name, history.rows, history.spare = data_name, {}, history.rows
-            history.sums = NodeRows(self.num_nodes, history.shape, storage=self.storage, device=self.device)
             history.filled = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
+        rows = {v.shape[0] for k in node for v in as_tuple(kwargs.get(k)) if isinstance(v, Tensor)}
+        edges = 0 if call.aligned is None else call.aligned.edges
+        for name in read_whole(call.layer.conv, "message", "aggregate"):
+            value = kwargs.get(name)
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] in rows - {edges}:
+                self._do_without(call.layer, forward, f"its messages read all rows of `{name}`")
         dims = {v.dim() for k in node for v in as_tuple(kwargs.get(k)) if isinstance(v, Tensor)}
         if call.layer.conv.node_dim % max(dims, default=1) != 0:
             self._do_without(call.layer, forward, "its nodes are not the first dimension of what it sums")
@@ -282,8 +288,11 @@ class LayerHistories(Memory):
             current = sources_of(kwargs.get(name))
             if "j" in sides and current is not None and current.is_floating_point():
                 shape = tuple(current.shape[1:])
-                history.rows[name] = NodeRows(self.num_nodes, shape, self.dtype, self.storage, self.device)
+                history.rows[name] = self.new_rows(shape, self.dtype)
         return history
+
+    def new_rows(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> NodeRows:
+        return NodeRows(self.num_nodes, shape, dtype, self.storage, self.device)
 
     def _data_name(self, call: Call, kwargs: Kwargs, node: NodeArguments) -> str | None:
         """The attribute of the data that all node-level arguments are, with the values that it has in the data."""
@@ -464,7 +473,7 @@ class LayerHistories(Memory):
 
         def table(stored: Any, dtype: torch.dtype) -> NodeRows:
             shape, tensors = stored
-            rows = NodeRows(self.num_nodes, shape, dtype, self.storage, self.device)
+            rows = self.new_rows(shape, dtype)
             if tensors.keys() == rows.tensors().keys() and tensors["value"].dtype == dtype:
                 for k, tensor in rows.tensors().items():
                     tensor.copy_(tensors[k])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class EdgeArguments(NamedTuple):
 
 
 class _Stop(Exception):
-    """All edge values of a layer are known; its sums are not wanted."""
+    """What was wanted of a layer's forward is known."""
 
 
 class AllNeighbours(Call):
@@ -93,7 +94,8 @@ class AllNeighbours(Call):
         self.edge_attributes: dict[str, Tensor] = {}
         self.passes: list[EdgeArguments] = []
         self.updates: list[EdgeArguments] = []
-        self._placeholders: list[Tensor] = []  # zeros in place of what the edge updates give
+        self._placeholders: list[Tensor] = []  # in place of what the edge updates give
+        self._random = False  # whether rows and placeholders are random, instead of zeros
 
     @property
     def num_nodes(self) -> int:
@@ -102,7 +104,8 @@ class AllNeighbours(Call):
     def run(self, args: tuple, kwargs: Kwargs, call: Call, random: bool = False) -> None:
         """The layer's forward up to its last `propagate`, on rows of nodes that are all zeros, or random ones."""
         named = dict(zip(inspect.signature(self.layer.original_forward).parameters, args, strict=False)) | kwargs
-        named = {name: self._for_all_edges(name, value, call, random) for name, value in named.items()}
+        self._random = random
+        named = {name: self._for_all_edges(name, value, call) for name, value in named.items()}
         self.passes, self.updates, self._placeholders, self.alignments = [], [], [], []
         try:
             with torch.no_grad(), self.layer.installed(self), equal_rows_once(self.layer.conv):
@@ -116,12 +119,12 @@ class AllNeighbours(Call):
         if len(self.passes) < len(self.forward.passes):
             raise NoHistory("it passes messages another number of times than before")
 
-    def _for_all_edges(self, name: str, value: Any, call: Call, random: bool) -> Any:
+    def _for_all_edges(self, name: str, value: Any, call: Call) -> Any:
         """An argument of the layer for all neighbours."""
         if is_edge_index(value):
             return self.edge_index
         if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
-            return tuple(self._for_all_edges(name, v, call, random) for v in value)
+            return tuple(self._for_all_edges(name, v, call) for v in value)
         if isinstance(value, tuple | list) and value and all(isinstance(v, int) for v in value):
             return tuple(self.num_nodes for _ in value)  # sizes
         if not isinstance(value, Tensor) or not value.dim():
@@ -143,10 +146,13 @@ class AllNeighbours(Call):
             if found is None or found not in data:
                 raise NoHistory(f"its `{name}` is made by the model, and known for the batch's nodes only")
             return data[found][self.batch.n_id].to(value.device)
-        if random:
-            g = torch.Generator().manual_seed(0)
-            return torch.randn(self.num_nodes, *value.shape[1:], generator=g).to(value)
-        return torch.zeros_like(value[:1]).expand(self.num_nodes, *value.shape[1:])
+        return self._rows(self.num_nodes, value.shape[1:], value.dtype)
+
+    def _rows(self, many: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows that are all zeros, or random ones."""
+        if self._random:
+            return torch.randn(many, *shape, generator=torch.Generator().manual_seed(0)).to(self.device, dtype)
+        return torch.zeros(1, device=self.device, dtype=dtype).expand(many, *shape)
 
     def attribute(self, value: Tensor | None) -> str | None:
         if value is None or any(value is one for one in self.unit_weights):
@@ -158,7 +164,7 @@ class AllNeighbours(Call):
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         self.updates.append(self._arguments(edge_index, kwargs, node_arguments(self.layer.conv, "_edge_user_args")))
         shape = self.forward.updates[len(self.updates) - 1].shape
-        self._placeholders.append(torch.zeros(1, device=self.device).expand(edge_index.shape[1], *shape))
+        self._placeholders.append(self._rows(edge_index.shape[1], shape))
         return self._placeholders[-1]
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
@@ -166,7 +172,7 @@ class AllNeighbours(Call):
         if len(self.passes) == len(self.forward.passes):
             raise _Stop
         shape = self.forward.passes[len(self.passes) - 1].shape
-        return torch.zeros(1, device=self.device).expand(self.num_nodes, *shape)
+        return self._rows(self.num_nodes, shape)
 
     def _arguments(self, edge_index: Any, kwargs: Kwargs, node: NodeArguments) -> EdgeArguments:
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
@@ -188,10 +194,11 @@ class AllNeighbours(Call):
         def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             inputs = self.scaled(inputs) if self.weighted else inputs
             found.append((inputs, self.layer.original("aggregate")(inputs, *args, **kwargs)))
-            return found[-1][1]
+            raise _Stop
 
         self.use(arguments)
-        self.layer.propagate_by(aggregate, arguments.used, (self.num_nodes, self.num_targets), kwargs)
+        with contextlib.suppress(_Stop):
+            self.layer.propagate_by(aggregate, arguments.used, (self.num_nodes, self.num_targets), kwargs)
         return found[-1]
 
     def use(self, arguments: EdgeArguments) -> None:

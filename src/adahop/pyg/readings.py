@@ -77,6 +77,8 @@ def softmax(
         shape[dim] = -1
         out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
     call.alpha = out.detach()
+    if call.used is None:  # outside of `propagate`, which is passed it
+        call.add_scaled(out, fixed=False)
     return out
 
 
@@ -107,22 +109,20 @@ def gcn_norm(
 ) -> tuple[Tensor, Tensor]:
     """scale a_ij (d_i d_j)^(-1/2) with d of the whole graph, as nodes of the last hop have no edges in the batch."""
     aligned = call.align(edge_index)
-    if edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1:
-        args = edge_weight[:, 0], num_nodes, improved, add_self_loops, flow, dtype
-        edge_index, out = gcn_norm(call, edge_index, *args)
-        call.graph_values.append(out.unsqueeze(1))
-        return edge_index, call.graph_values[-1]
     if aligned is None or flow != "source_to_target":
         return pyg_gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     fill, name = 2.0 if improved and edge_weight is not None else 1.0, call.attribute(edge_weight)
+    column = edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1
+    edge_weight = edge_weight[:, 0] if column and edge_weight is not None else edge_weight
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
-    key = ("gcn_norm", name, fill, add_self_loops, n, dtype, edge_weight is None, *aligned[:3], call.device)
+    form = edge_weight is None, column
+    key = ("gcn_norm", name, fill, add_self_loops, n, dtype, form, *aligned[:3], call.device)
     shared = add_self_loops and aligned.unchanged  # the same for all layers
     shared = shared and name != call.LEARNED and (edge_weight is None or not edge_weight.requires_grad)
     if shared and key in call.batch.cache:
         edge_index, aligned, out, call.target_factor = call.batch.cache[key]
         call.alignments.append((edge_index, aligned))
-        call.graph_values.append(out)
+        call.add_scaled(out, fixed=True)
         return edge_index, out
     inward, loops = call.degrees(name, edge_weight, aligned, edge_index, n)
     if add_self_loops:
@@ -137,8 +137,8 @@ def gcn_norm(
     root = total.to(torch.promote_types(total.dtype, value.dtype)).rsqrt().masked_fill(total <= 0, 0.0).to(value.dtype)
     call.target_factor = root.detach()
     out = root[edge_index[0]] * value * root[edge_index[1]]
-    if name != call.LEARNED:
-        call.graph_values.append(out)
+    out = out.unsqueeze(1) if column else out
+    call.add_scaled(out, fixed=name != call.LEARNED)
     if shared:
         call.batch.cache[key] = edge_index, aligned, out, call.target_factor
     return edge_index, out
