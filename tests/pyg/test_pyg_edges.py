@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import add_self_loops, degree, dropout_edge, softmax
 
 from adahop import InputError
@@ -426,3 +427,22 @@ def test_another_graph_of_the_same_size_is_no_pass():
             model.eval()(data.x, data.edge_index.flip(0))
             out = model.train()(b.x, b.edge_index)[:SEEDS]
         torch.testing.assert_close(out, plain(data.x, data.edge_index)[:SEEDS], atol=1e-5, rtol=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_keeps_its_first_edges_is_refused():
+    """It would use those of the pass, or of the first batch, for all batches."""
+    data = the_data()
+    with pytest.raises(
+        InputError, match="`cached` must be False in a layer that is given batches, got True in GCNConv"
+    ):
+        loader_of(data, "snapshot", pyg.GCNConv(4, 3, cached=True))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_matrix_in_place_of_edges_is_refused(both):
+    data = ToSparseTensor(remove_edge_index=not both)(Data(x=the_data().x, edge_index=the_data().edge_index))
+    with pytest.raises(InputError, match="`data` must have its edges in `edge_index` alone, got an `adj_t`"):
+        AdaptiveNeighborLoader(data, [3])

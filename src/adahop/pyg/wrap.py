@@ -389,6 +389,8 @@ def scaled(conv: MessagePassing, sums: str = "auto") -> MessagePassing:
     if not isinstance(conv, MessagePassing):
         raise KindError(f"`conv` must be a PyG layer that passes messages, got {type(conv).__name__}")
     one_of(sums, tuple(SUMS_AS_DRAWN), "sums")
+    if getattr(conv, "cached", False) is True:  # it would use the edges of the first batch, or of a pass, from then on
+        raise InputError(f"`cached` must be False in a layer that is given batches, got True in {type(conv).__name__}")
     ours = propagate_of(conv)
     if ours is None:
         conv.__dict__["forward"] = Propagate(conv, sums)
