@@ -34,6 +34,12 @@ def node_sides(conv: MessagePassing, which: str = "_user_args") -> dict[str, int
     return {name: 0 if "j" in sides else 1 for name, sides in node_arguments(conv, which).items()}
 
 
+def read_whole(conv: MessagePassing, *methods: str) -> set[str]:
+    """The arguments of `propagate` that some of a layer's methods read as they are, not by the ends of edges."""
+    names = conv.inspector.get_flat_param_names(list(methods), exclude=conv.special_args)
+    return {name for name in names if not name.endswith(("_i", "_j"))}
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 

@@ -345,9 +345,10 @@ def edge_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     data = data_of(batch)
     if data is None:
         return None
-    address, edges = t.untyped_storage().data_ptr(), batch.e_id.numel()
+    address, edges, width = t.untyped_storage().data_ptr(), batch.e_id.numel(), t.shape[1:].numel()
     every = data.to_dict() if batch.typed is None else {"scale": batch.scale}
-    values = {k: v for k, v in every.items() if isinstance(v, Tensor) and v.dim() and v.shape[0] == edges}
+    tensors = {k: v for k, v in every.items() if isinstance(v, Tensor) and v.dim()}
+    values = {k: v for k, v in tensors.items() if v.shape[0] == edges and v.shape[1:].numel() == width}
     for name, value in values.items():
         if value.numel() and value.untyped_storage().data_ptr() == address:
             return name

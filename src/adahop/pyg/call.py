@@ -13,7 +13,7 @@ from torch_geometric.utils import is_sparse, to_edge_index
 from adahop.checks import tell
 from adahop.ops import segment_sum, spread
 from adahop.pyg import batches, fused
-from adahop.pyg.align import Aligned, align
+from adahop.pyg.align import Aligned, align, is_edge_index
 from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import Found
 from adahop.pyg.readings import shares
@@ -82,7 +82,8 @@ class Call:
         self.aligned: Aligned | None = None  # how these lie in the batch
         self.recorded: MessageEnergies | None = None
         self.alignments: list[tuple[Tensor, Aligned | None]] = []  # of all edges asked for so far
-        self.graph_values: list[Tensor] = []  # edge values that follow from the graph alone
+        self.scaled_values: list[Tensor] = []  # edge values that have the scale in them
+        self.graph_values: list[Tensor] = []  # those that follow from the graph alone
         self.propagates = 0  # how many there were so far
         self.control: ControlledSum | None = None
         self.operand: fused.Operand | None = None  # what a sum without messages is formed from
@@ -98,6 +99,18 @@ class Call:
             return next((i for i, one in enumerate(inputs) if _equal(one, rows)), 0)
         inputs.append(None if rows is None else rows.clone())
         return len(inputs) - 1
+
+    def why_no_control(self, values: tuple) -> str | None:
+        """Why sums over all neighbours are no control variate for those of this forward, which was given `values`."""
+        if self.layer.conv.decomposed_layers > 1:
+            return "it sums its features part by part (decomposed_layers > 1)"
+        if not self.reading.sums_match:
+            return "its sums on a batch have another meaning than on the whole graph"
+        columns = self.found.columns or slice(0, self.edge_index.shape[1])
+        for aligned in (self.align(t) for t in tensors_in(values) if is_edge_index(t)):
+            if aligned is not None and (aligned.share < 1.0 or aligned.edges != columns.stop - columns.start):
+                return "it is given other edges than those drawn"
+        return None
 
     # --- what the functions in `readings` ask -------------------------------------------------------------------------
 
@@ -173,6 +186,12 @@ class Call:
             value = self.batch.whole_graph.loops(name)
             self.batch.cache[key] = value[self.batch.on(value.device, "n_id")].to(self.device)
         return self.batch.cache[key][:nodes]
+
+    def add_scaled(self, value: Tensor, fixed: bool) -> None:
+        """Edge values that have the scale in them, `fixed` if they follow from the graph alone."""
+        self.scaled_values.append(value)
+        if fixed:
+            self.graph_values.append(value)
 
     def attribute(self, value: Tensor | None) -> str | None:
         """The data's attribute that an edge weight is; None for ones, LEARNED for what is none of them."""

@@ -30,6 +30,7 @@ from adahop.pyg.arguments import (
     eval_mode,
     first_of_each,
     node_arguments,
+    read_whole,
     sources_of,
 )
 from adahop.pyg.batches import DrawnBatch
@@ -182,16 +183,20 @@ class LayerHistories(Memory):
             self._first_inputs = call.batch.forward_inputs
         if self.is_first_batch(call) and n == len(forwards) and not in_backward():
             forwards.append(ForwardHistory())
-            self._check_layer(call, forwards[-1])
-        return forwards[n % len(forwards)] if forwards else None
+        forward = forwards[n % len(forwards)] if forwards else None
+        if forward is not None and not forward.why:
+            self._check_layer(call, forward, (*args, *kwargs.values()))
+        return forward
 
-    def _check_layer(self, call: Call, forward: ForwardHistory) -> None:
+    def _check_layer(self, call: Call, forward: ForwardHistory, values: tuple) -> None:
         if call.reading.left_alone:
             forward.why = "it stays as PyG has it"  # of which `Root` warns
         elif call.reading.estimated:
             self._do_without(call.layer, forward, "its degrees are estimated from the drawn edges")
         elif call.layer.reduces_sums:
             self._do_without(call.layer, forward, "its sums are kept at the size of the drawn neighbours")
+        elif (why := call.why_no_control(values)) is not None:
+            self._do_without(call.layer, forward, why)
 
     def _all_neighbours(
         self, call: Call, forward: ForwardHistory, args: tuple, kwargs: Kwargs
@@ -214,7 +219,8 @@ class LayerHistories(Memory):
         if not forward.tried:  # edge values that follow from the graph alone stay the same with other rows of nodes
             on_zeros = neighbours.passes
             neighbours.run(args, kwargs, call, random=True)
-            for a, b in zip(on_zeros, neighbours.passes, strict=True):
+            for history, a, b in zip(forward.passes, on_zeros, neighbours.passes, strict=True):
+                history.complete = a.aligned.share == 1.0
                 if any(not torch.allclose(a.edge[k], b.edge[k], rtol=CLOSE, atol=CLOSE) for k in a.edge):
                     raise NoHistory("it makes edge values from nodes before it passes messages")
             forward.tried = True
@@ -263,8 +269,13 @@ class LayerHistories(Memory):
             other.data_name, other.rows = None, {**other.rows, **other.spare}
         if data_name is not None and call.reading.linear and not call.reading.parametric:
             history.data_name, history.rows, history.spare = data_name, {}, history.rows
-            history.sums = NodeRows(self.num_nodes, history.shape, storage=self.storage, device=self.device)
             history.filled = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
+        rows = {v.shape[0] for k in node for v in as_tuple(kwargs.get(k)) if isinstance(v, Tensor)}
+        edges = 0 if call.aligned is None else call.aligned.edges
+        for name in read_whole(call.layer.conv, "message", "aggregate"):
+            value = kwargs.get(name)
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] in rows - {edges}:
+                self._do_without(call.layer, forward, f"its messages read all rows of `{name}`")
         dims = {v.dim() for k in node for v in as_tuple(kwargs.get(k)) if isinstance(v, Tensor)}
         if call.layer.conv.node_dim % max(dims, default=1) != 0:
             self._do_without(call.layer, forward, "its nodes are not the first dimension of what it sums")
@@ -277,8 +288,11 @@ class LayerHistories(Memory):
             current = sources_of(kwargs.get(name))
             if "j" in sides and current is not None and current.is_floating_point():
                 shape = tuple(current.shape[1:])
-                history.rows[name] = NodeRows(self.num_nodes, shape, self.dtype, self.storage, self.device)
+                history.rows[name] = self.new_rows(shape, self.dtype)
         return history
+
+    def new_rows(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> NodeRows:
+        return NodeRows(self.num_nodes, shape, dtype, self.storage, self.device)
 
     def _data_name(self, call: Call, kwargs: Kwargs, node: NodeArguments) -> str | None:
         """The attribute of the data that all node-level arguments are, with the values that it has in the data."""
@@ -459,7 +473,7 @@ class LayerHistories(Memory):
 
         def table(stored: Any, dtype: torch.dtype) -> NodeRows:
             shape, tensors = stored
-            rows = NodeRows(self.num_nodes, shape, dtype, self.storage, self.device)
+            rows = self.new_rows(shape, dtype)
             if tensors.keys() == rows.tensors().keys() and tensors["value"].dtype == dtype:
                 for k, tensor in rows.tensors().items():
                     tensor.copy_(tensors[k])

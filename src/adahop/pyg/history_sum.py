@@ -67,6 +67,9 @@ class HistorySum(ControlledSum):
         if self.forward.why or call.propagates >= len(self.forward.passes):
             return original(edge_index, size=size, **kwargs)
         history = self.forward.passes[call.propagates]
+        assert call.aligned is not None
+        if history.complete and call.aligned.share < 1.0:  # the layer dropped some edges
+            return original(edge_index, size=size, **kwargs)
         targets, sources = memory.needed_nodes(call, history.level)
         began = time.perf_counter()
         constant = history.data_name is not None  # the sums are those of the data's own rows
@@ -153,12 +156,15 @@ class HistorySum(ControlledSum):
         n_id = self.call.batch.n_id[:targets]
         if history.data_name is None:
             return self._sum_neighbours(history, kwargs)[:targets]
-        assert history.sums is not None and history.filled is not None
+        assert history.filled is not None
         if self.neighbours is not None and self.missing is not None:
             part = {k: target_rows(v, self.missing) if k in self.node else v for k, v in kwargs.items()}
-            new = n_id[self.missing]
-            history.sums.write(new, self._sum_neighbours(history, part))
+            new, sums = n_id[self.missing], self._sum_neighbours(history, part)
+            if history.sums is None:
+                history.sums = self.memory.new_rows(tuple(sums.shape[1:]))
+            history.sums.write(new, sums)
             history.filled[new] = True
+        assert history.sums is not None
         return history.sums.read(n_id).to(self.call.device)
 
     @torch.no_grad()
@@ -183,12 +189,14 @@ class HistorySum(ControlledSum):
         self, neighbours: AllNeighbours, arguments: EdgeArguments, tables: dict[str, Any], kwargs: Kwargs
     ) -> Tensor:
         """As the layer does it: a message per neighbour."""
-        inputs = _neighbour_inputs(neighbours, tables, kwargs, self.node) | arguments.edge
+        inputs = kwargs | _neighbour_inputs(neighbours, tables, kwargs, self.node) | arguments.edge
         for name, i in arguments.updated.items():
             update, node = neighbours.updates[i], node_arguments(self.call.layer.conv, "_edge_user_args")
             rows = _neighbour_inputs(neighbours, self.forward.updates[i].rows, self.updates[i][1], node)
             neighbours.use(update)
-            inputs[name] = self.call.layer.original("edge_updater")(update.used, **rows, **update.edge)
+            inputs[name] = self.call.layer.original("edge_updater")(
+                update.used, **(self.updates[i][1] | rows | update.edge)
+            )
         return neighbours.aggregated(arguments, inputs)[1]
 
 
@@ -197,7 +205,7 @@ def _sum_rows(
 ) -> Tensor:
     """Where a message is the source's row times a coefficient: rows are summed where they lie."""
     ones = torch.ones(1, 1, device=neighbours.device).expand(neighbours.num_nodes, 1)
-    coef, _ = neighbours.aggregated(arguments, {**_graph_level(kwargs), name: (ones, None), **arguments.edge})
+    coef, _ = neighbours.aggregated(arguments, {**kwargs, name: (ones, None), **arguments.edge})
     n_id = neighbours.batch.n_id
     layout = fused.by_target(arguments.used.to(n_id.device), neighbours.num_targets)
     coef = layout.sorted(coef[:, 0].to(n_id.device, torch.float32))
@@ -211,7 +219,7 @@ def _neighbour_inputs(
     neighbours: AllNeighbours, tables: dict[str, Any], kwargs: Kwargs, node: NodeArguments
 ) -> dict[str, Any]:
     """All neighbours' rows as they are kept, and the targets' current ones."""
-    out = _graph_level(kwargs)
+    out: dict[str, Any] = {}
     for name in node:
         value = kwargs.get(name)
         current = targets_of(value)
@@ -222,11 +230,6 @@ def _neighbour_inputs(
         elif value is not None:
             out[name] = (None, targets)
     return out
-
-
-def _graph_level(kwargs: Kwargs) -> dict[str, Any]:
-    """Arguments that have rows neither of nodes nor of edges."""
-    return {k: v for k, v in kwargs.items() if not isinstance(v, Tensor | tuple | list)}
 
 
 def _without_targets(value: Any) -> Any:

@@ -23,6 +23,7 @@ from adahop.pyg.wrap import propagate_of, unwrapped
 from adahop.typed import of_hetero
 
 KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
+ALWAYS = ("x", "edge_index", "edge_type", "node_type")  # given from the data even where training computed them
 
 
 @torch.no_grad()
@@ -86,7 +87,10 @@ def arguments_of(model: nn.Module, data: Data | HeteroData, device: torch.device
         data, usual = _joined(data), (*KNOWN, "edge_type", "node_type")
     elif isinstance(data, HeteroData):
         data = _numbered(data)
-    called = {name: data if attr == "" else value_of(data, attr) for name, attr in seen.items()}
+    called = {n: data if attr == "" else value_of(data, attr) for n, attr in seen.items() if attr is not None}
+    for name, attr in seen.items():
+        if attr is None and name.removesuffix("_dict") not in ALWAYS and name not in more:
+            raise InputError(f"`{name}` must be given by name, as training computed it and the data does not have it")
     for name, keys in () if root is None else root.argument_keys.items():
         called[name] = {k: v for k, v in (called[name] or {}).items() if k in keys}
     known = [name for name in names if name.removesuffix("_dict") in usual]
@@ -97,8 +101,7 @@ def arguments_of(model: nn.Module, data: Data | HeteroData, device: torch.device
             f"`model` must take x and edge_index, and what else it needs must be given by name, got "
             f"{type(model).__name__} with ({', '.join(required)})"
         )
-    always = ("x", "edge_index", "edge_type", "node_type")
-    wanted = [name for name in known if name in required or name.removesuffix("_dict") in always]
+    wanted = [name for name in known if name in required or name.removesuffix("_dict") in ALWAYS]
     if not seen and any(getattr(m, "edge_dim", None) for m in model.modules()):
         wanted += [name for name in known if name.startswith("edge_attr")]
     given = {name: value_of(data, name) for name in wanted} | called | more
@@ -148,13 +151,16 @@ def _numbered(data: HeteroData) -> HeteroData:
 def _in_parts(model: nn.Module, size: int) -> Iterator[None]:
     """Within, layers pass their messages for `size` targets at a time."""
     layers = [m for m in model.modules() if isinstance(m, MessagePassing) and m.flow == "source_to_target"]
+    own = [m.__dict__.get("propagate") for m in layers]  # a layer with decomposed_layers has one
     for m in layers:
         m.__dict__["propagate"] = _parted(m, m.propagate, size)
     try:
         yield
     finally:
-        for m in layers:
+        for m, previous in zip(layers, own, strict=True):
             del m.__dict__["propagate"]
+            if previous is not None:
+                m.__dict__["propagate"] = previous
 
 
 def _parted(conv: MessagePassing, original: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
@@ -164,6 +170,8 @@ def _parted(conv: MessagePassing, original: Callable[..., Tensor], size: int) ->
         given = kwargs.pop("size", size_)
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return original(edge_index, size=given, **kwargs)  # a sparse product makes no messages
+        if conv.decomposed_layers > 1:
+            return original(edge_index, size=given, **kwargs)  # it takes no pairs of sources and targets
         n_src, n_dst = _sizes(given, kwargs, side)
         ours = propagate_of(conv)
         if n_dst <= size or (ours is not None and isinstance(ours.call, Call)):  # a scale given by hand: in one piece

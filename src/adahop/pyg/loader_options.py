@@ -100,6 +100,11 @@ def data_and_graph(data: object, device: object = None, tables: bool = True) -> 
     """
     if not isinstance(data, Data | HeteroData):
         raise KindError(f"`data` must be a PyG Data or HeteroData, got {type(data).__name__}")
+    for store in data.edge_stores:
+        if "adj_t" in store and ("edge_index" not in store or isinstance(store["adj_t"], Tensor)):
+            raise InputError(
+                "`data` must have its edges in `edge_index` alone, got an `adj_t`: leave ToSparseTensor out"
+            )
     at = torch.device("cpu") if device is None else device_of(device)
     data, graph = without_graph(data)
     if device is not None:

@@ -35,6 +35,7 @@ class PassHistory:
     sums: NodeRows | None = None  # those sums, where `filled`
     filled: Tensor | None = None
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge
+    complete: bool = False  # whether it is over all edges that the layer is given
     random: bool = False  # whether rows differ from one forward to the next (dropout)
     dots: list[float] = field(default_factory=lambda: [0.0, 0.0])  # running <x, x'> and <x', x'>
     spare: dict[str, NodeRows] = field(default_factory=dict, init=False)  # rows that it would need if its sums changed
@@ -72,7 +73,7 @@ class EdgeArguments(NamedTuple):
 
 
 class _Stop(Exception):
-    """All edge values of a layer are known; its sums are not wanted."""
+    """What was wanted of a layer's forward is known."""
 
 
 class AllNeighbours(Call):
@@ -93,7 +94,8 @@ class AllNeighbours(Call):
         self.edge_attributes: dict[str, Tensor] = {}
         self.passes: list[EdgeArguments] = []
         self.updates: list[EdgeArguments] = []
-        self._placeholders: list[Tensor] = []  # zeros in place of what the edge updates give
+        self._placeholders: list[Tensor] = []  # in place of what the edge updates give
+        self._random = False  # whether rows and placeholders are random, instead of zeros
 
     @property
     def num_nodes(self) -> int:
@@ -102,19 +104,27 @@ class AllNeighbours(Call):
     def run(self, args: tuple, kwargs: Kwargs, call: Call, random: bool = False) -> None:
         """The layer's forward up to its last `propagate`, on rows of nodes that are all zeros, or random ones."""
         named = dict(zip(inspect.signature(self.layer.original_forward).parameters, args, strict=False)) | kwargs
-        named = {name: self._for_all_edges(name, value, call, random) for name, value in named.items()}
+        self._random = random
+        named = {name: self._for_all_edges(name, value, call) for name, value in named.items()}
         self.passes, self.updates, self._placeholders, self.alignments = [], [], [], []
-        with torch.no_grad(), self.layer.installed(self), equal_rows_once(self.layer.conv), contextlib.suppress(_Stop):
-            self.layer.forward(**named)
+        try:
+            with torch.no_grad(), self.layer.installed(self), equal_rows_once(self.layer.conv):
+                self.layer.forward(**named)
+        except NoHistory:
+            raise
+        except _Stop:
+            pass
+        except Exception as e:  # a layer of the user's own may fail in any way on rows of zeros
+            raise NoHistory(f"it cannot run on all neighbours ({' '.join(str(e).split())[:200]})") from e
         if len(self.passes) < len(self.forward.passes):
             raise NoHistory("it passes messages another number of times than before")
 
-    def _for_all_edges(self, name: str, value: Any, call: Call, random: bool) -> Any:
+    def _for_all_edges(self, name: str, value: Any, call: Call) -> Any:
         """An argument of the layer for all neighbours."""
         if is_edge_index(value):
             return self.edge_index
         if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
-            return tuple(self._for_all_edges(name, v, call, random) for v in value)
+            return tuple(self._for_all_edges(name, v, call) for v in value)
         if isinstance(value, tuple | list) and value and all(isinstance(v, int) for v in value):
             return tuple(self.num_nodes for _ in value)  # sizes
         if not isinstance(value, Tensor) or not value.dim():
@@ -126,7 +136,8 @@ class AllNeighbours(Call):
         if value.shape[0] == columns.stop - columns.start:
             found = batches.edge_attribute(call.batch, value)
             if found is not None and is_per_edge(data.to_dict().get(found), data.edge_index.shape[1]):
-                self.edge_attributes[found] = data[found][self.batch.e_id].to(value.device)
+                rows = data[found][self.batch.e_id].to(value.device)
+                self.edge_attributes[found] = rows.view(-1, *value.shape[1:])
                 return self.edge_attributes[found]
             if name.startswith("edge") or value.shape[0] > call.batch.n_id.numel():
                 raise NoHistory(f"its `{name}` is made by the model, and known for drawn edges only")
@@ -135,20 +146,25 @@ class AllNeighbours(Call):
             if found is None or found not in data:
                 raise NoHistory(f"its `{name}` is made by the model, and known for the batch's nodes only")
             return data[found][self.batch.n_id].to(value.device)
-        if random:
-            g = torch.Generator().manual_seed(0)
-            return torch.randn(self.num_nodes, *value.shape[1:], generator=g).to(value)
-        return torch.zeros_like(value[:1]).expand(self.num_nodes, *value.shape[1:])
+        return self._rows(self.num_nodes, value.shape[1:], value.dtype)
+
+    def _rows(self, many: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows that are all zeros, or random ones."""
+        if self._random:
+            return torch.randn(many, *shape, generator=torch.Generator().manual_seed(0)).to(self.device, dtype)
+        return torch.zeros(1, device=self.device, dtype=dtype).expand(many, *shape)
 
     def attribute(self, value: Tensor | None) -> str | None:
         if value is None or any(value is one for one in self.unit_weights):
             return None
-        return next((name for name, known in self.edge_attributes.items() if known is value), self.LEARNED)
+        at = value.data_ptr(), value.numel()
+        known = self.edge_attributes.items()
+        return next((name for name, rows in known if (rows.data_ptr(), rows.numel()) == at), self.LEARNED)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         self.updates.append(self._arguments(edge_index, kwargs, node_arguments(self.layer.conv, "_edge_user_args")))
         shape = self.forward.updates[len(self.updates) - 1].shape
-        self._placeholders.append(torch.zeros(1, device=self.device).expand(edge_index.shape[1], *shape))
+        self._placeholders.append(self._rows(edge_index.shape[1], shape))
         return self._placeholders[-1]
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
@@ -156,7 +172,7 @@ class AllNeighbours(Call):
         if len(self.passes) == len(self.forward.passes):
             raise _Stop
         shape = self.forward.passes[len(self.passes) - 1].shape
-        return torch.zeros(1, device=self.device).expand(self.num_nodes, *shape)
+        return self._rows(self.num_nodes, shape)
 
     def _arguments(self, edge_index: Any, kwargs: Kwargs, node: NodeArguments) -> EdgeArguments:
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
@@ -178,10 +194,11 @@ class AllNeighbours(Call):
         def aggregate(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             inputs = self.scaled(inputs) if self.weighted else inputs
             found.append((inputs, self.layer.original("aggregate")(inputs, *args, **kwargs)))
-            return found[-1][1]
+            raise _Stop
 
         self.use(arguments)
-        self.layer.propagate_by(aggregate, arguments.used, (self.num_nodes, self.num_targets), kwargs)
+        with contextlib.suppress(_Stop):
+            self.layer.propagate_by(aggregate, arguments.used, (self.num_nodes, self.num_targets), kwargs)
         return found[-1]
 
     def use(self, arguments: EdgeArguments) -> None:

@@ -21,7 +21,7 @@ from adahop.graph import Graph
 from adahop.ops import uncast
 from adahop.pyg import batches
 from adahop.pyg.align import is_edge_index
-from adahop.pyg.arguments import Kwargs, as_tuple, eval_mode, map_tensors, node_arguments, tensors_in
+from adahop.pyg.arguments import Kwargs, as_tuple, eval_mode, map_tensors, node_arguments, read_whole, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.fused import candidate
 from adahop.pyg.readings import Reading
@@ -163,7 +163,8 @@ def _traits(conv: MessagePassing, reading: Reading, trial: Trial, dtype: torch.d
     except Exception:  # the defaults hold for any layer
         return reading
     length = now.norm().clamp(min=1e-12)
-    linear = float((0.7 * now - 1.3 * flipped - both).norm() / length) < CLOSE[dtype]
+    by_edge = not node.keys() & read_whole(conv, "message", "aggregate", "update")  # `update` must not see a difference
+    linear = by_edge and float((0.7 * now - 1.3 * flipped - both).norm() / length) < CLOSE[dtype]
     reading = reading._replace(linear=linear, parametric=not torch.equal(again, now))
     name = _row_argument(conv, reading, trial, dtype, sorted(node)) if candidate(conv) else None
     return reading._replace(row_argument=name)

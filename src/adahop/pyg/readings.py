@@ -77,6 +77,8 @@ def softmax(
         shape[dim] = -1
         out = utils.softmax(src + scale.clamp(min=1e-30).log().to(src.dtype).view(shape), index, ptr, num_nodes, dim)
     call.alpha = out.detach()
+    if call.used is None:  # outside of `propagate`, which is passed it
+        call.add_scaled(out, fixed=False)
     return out
 
 
@@ -110,14 +112,17 @@ def gcn_norm(
     if aligned is None or flow != "source_to_target":
         return pyg_gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     fill, name = 2.0 if improved and edge_weight is not None else 1.0, call.attribute(edge_weight)
+    column = edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1
+    edge_weight = edge_weight[:, 0] if column and edge_weight is not None else edge_weight
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
-    key = ("gcn_norm", name, fill, add_self_loops, n, dtype, edge_weight is None, *aligned[:3], call.device)
+    form = edge_weight is None, column
+    key = ("gcn_norm", name, fill, add_self_loops, n, dtype, form, *aligned[:3], call.device)
     shared = add_self_loops and aligned.unchanged  # the same for all layers
     shared = shared and name != call.LEARNED and (edge_weight is None or not edge_weight.requires_grad)
     if shared and key in call.batch.cache:
         edge_index, aligned, out, call.target_factor = call.batch.cache[key]
         call.alignments.append((edge_index, aligned))
-        call.graph_values.append(out)
+        call.add_scaled(out, fixed=True)
         return edge_index, out
     inward, loops = call.degrees(name, edge_weight, aligned, edge_index, n)
     if add_self_loops:
@@ -132,8 +137,8 @@ def gcn_norm(
     root = total.to(torch.promote_types(total.dtype, value.dtype)).rsqrt().masked_fill(total <= 0, 0.0).to(value.dtype)
     call.target_factor = root.detach()
     out = root[edge_index[0]] * value * root[edge_index[1]]
-    if name != call.LEARNED:
-        call.graph_values.append(out)
+    out = out.unsqueeze(1) if column else out
+    call.add_scaled(out, fixed=name != call.LEARNED)
     if shared:
         call.batch.cache[key] = edge_index, aligned, out, call.target_factor
     return edge_index, out
@@ -170,12 +175,12 @@ def get_laplacian(
     num_nodes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """With the degrees of the whole graph; PyG takes those by source."""
+    name = call.attribute(edge_weight)
     edge_index, edge_weight = utils.remove_self_loops(edge_index, edge_weight)
     aligned = call.align(edge_index)
     if aligned is None:
         return utils.get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
     n = call.batch.n_id.numel() if num_nodes is None else num_nodes
-    name = call.attribute(edge_weight)
     if name == call.LEARNED:
         call.estimated = True
         total = segment_sum(edge_weight, edge_index[0], n)

@@ -30,7 +30,8 @@ class Root:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.arguments: dict[str, str] | None = None  # per argument of `forward`, the attribute of the batch it was
+        # per tensor that `forward` was given, the attribute of the batch it was; None: none of them
+        self.arguments: dict[str, str | None] | None = None
         self.argument_keys: dict[str, list[Any]] = {}  # of which types or relations, where it was a dictionary
         self._reset()
         model.register_forward_pre_hook(self.before, with_kwargs=True)
@@ -76,8 +77,8 @@ class Root:
         drawn.cache["seen"] = False
         if not self._called_as_before(args, kwargs, drawn):
             self.arguments, self.argument_keys = _arguments(model, args, kwargs, drawn)
-            every = not self.argument_keys and len(self.arguments) == len(args) + len(kwargs)
-            self._order = list(self.arguments.values()) if every else None
+            known = [attribute for attribute in self.arguments.values() if attribute is not None]
+            self._order = known if not self.argument_keys and len(known) == len(args) + len(kwargs) else None
 
     def _called_as_before(self, args: tuple, kwargs: Kwargs, drawn: DrawnBatch) -> bool:
         """Whether each argument is the attribute of the batch that it was in the last call."""
@@ -151,20 +152,19 @@ def parameter_names(model: nn.Module) -> list[str] | None:
 
 def _arguments(
     model: nn.Module, args: tuple, kwargs: Kwargs, drawn: DrawnBatch
-) -> tuple[dict[str, str], dict[str, list[Any]]]:
-    """Which attribute of the batch each argument is, "" for the batch itself; and of which types or relations."""
+) -> tuple[dict[str, str | None], dict[str, list[Any]]]:
+    """Which attribute of the batch each argument is, "" for the batch itself and None for a tensor that is none of
+    them; and of which types or relations.
+    """
     names = parameter_names(model) or list(inspect.signature(model.forward).parameters)
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     for name, value in named.items():
-        attribute = None
         if isinstance(value, Data | HeteroData):
-            attribute = ""
+            found[name] = ""
         elif isinstance(value, Tensor):
-            attribute = batches.attribute_name(drawn, value)
-        elif isinstance(value, dict):
-            attribute = _common_name(drawn, value)
-        if attribute is not None:
+            found[name] = batches.attribute_name(drawn, value)
+        elif isinstance(value, dict) and (attribute := _common_name(drawn, value)) is not None:
             found[name] = attribute
     return found, {name: list(named[name]) for name in found if isinstance(named[name], dict)}
 

@@ -20,7 +20,7 @@ from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
-from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, node_sides, subtract
+from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, close, node_sides, read_whole, subtract
 from adahop.pyg.call import Call
 from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
@@ -43,6 +43,7 @@ class PropagateRecord:
     data_names: dict[str, str] = field(default_factory=dict, metadata={"key": "own"})  # of attributes of the data
     used: Tensor | None = None  # the edges in use, while `edge` is not empty
     total: Tensor | None = None  # what `aggregate` gave
+    complete: bool = False  # whether all edges were in use
     side: dict[str, int] = field(default_factory=dict)  # whether a tensor's rows are of sources (0) or targets (1)
     _places: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
@@ -114,6 +115,8 @@ class SnapshotRecorder(ForwardRecorder):
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None
         record, many = PropagateRecord(side=node_sides(self.layer.conv, which)), self.whole_graph.num_nodes
+        used, every = (int((~self.whole_graph.is_loop(e)).sum()) for e in (edge_index, self.whole_graph.edge_index))
+        record.complete = used >= every
         for name, value in kwargs.items():
             parts = as_tuple(value)
             rows = [v.shape[0] for v in parts if isinstance(v, Tensor) and v.dim()]
@@ -163,11 +166,12 @@ class SnapshotSum(ControlledSum):
     def propagate(self, edge_index: Tensor, size: Any, kwargs: Kwargs) -> Tensor:
         self.total = None
         call, original, reading = self.call, self.call.layer.original("propagate"), self.call.reading
+        assert call.aligned is not None
         rows, passes = fused.source_rows(call, kwargs), self.record.passes
         record = passes[call.propagates] if call.propagates < len(passes) else None
-        if record is None:
+        if record is None or (record.complete and call.aligned.share < 1.0):  # or the layer dropped some
             return call.propagate_rows(rows, edge_index, size, kwargs)
-        record.drop_edge_arguments({name for name, v in kwargs.items() if any(v is f for f in call.graph_values)})
+        record.drop_edge_arguments({name for name, v in kwargs.items() if self._unchanged(record, name, v)})
         table = None if rows is None else self._previous_table(record, rows)
         previous, edges_same = self._previous_inputs(record, kwargs, None if table is None else reading.row_argument)
         if previous is None:
@@ -179,8 +183,10 @@ class SnapshotSum(ControlledSum):
                 return call.layer.propagate_by(self.aggregate_exact, edge_index[:, :0], size, kwargs)
             if rows is not None and table is not None:
                 return call.without_messages(self._changed_rows(rows, table), edge_index, size, kwargs)
-            change = {k: subtract(kwargs[k], previous[k], self.cv_weight) for k in record.node}
-            return original(edge_index, size=size, **{**kwargs, **change})
+            own = record.node.keys() - record.side.keys()  # read whole
+            if not own & read_whole(call.layer.conv, "message", "aggregate"):
+                change = {k: subtract(kwargs[k], previous[k], self.cv_weight) for k in record.node.keys() - own}
+                return original(edge_index, size=size, **{**kwargs, **change})
         if rows is not None and table is not None:
             operand = self._corrected_total(edge_index, size, previous, rows, table)
             return call.without_messages(operand, edge_index, size, kwargs)
@@ -262,6 +268,8 @@ class SnapshotSum(ControlledSum):
         `ones` names an argument whose rows are read in the table: it gets ones instead.
         """
         previous, edges_same = dict(kwargs) if ones is None else with_ones(ones, kwargs), True
+        if any(kwargs.get(name) is None for name in (*record.node, *record.edge, *record.data_names)):
+            return None, False
         for name, value in kwargs.items():
             if not isinstance(value, Tensor | tuple | list) or name == ones:
                 continue
@@ -271,15 +279,15 @@ class SnapshotSum(ControlledSum):
                 previous[name] = self._previous_rows(record.node[name], value, record.side.get(name, 0))
                 if previous[name] is None:
                     return None, False
-            elif (
-                any(value is f for f in self.call.graph_values)
-                or name in record.data_names
-                or not any(isinstance(v, Tensor) and v.dim() for v in as_tuple(value))
-            ):
-                continue
             elif name in record.edge and isinstance(value, Tensor):
                 previous[name], edges_same = self._previous_edges(record, name, value), False
-            else:
+                if previous[name] is None:
+                    return None, False
+            elif not (
+                any(value is f for f in self.call.graph_values)
+                or self._is_attribute(record.data_names.get(name), value)
+                or not any(isinstance(v, Tensor) and v.dim() for v in as_tuple(value))
+            ):
                 return None, False
         return previous, edges_same
 
@@ -301,9 +309,19 @@ class SnapshotSum(ControlledSum):
             found.append(row[ids[: current.shape[0]]].to(current.device, current.dtype))
         return tuple(found) if isinstance(rows, tuple) else found[0]
 
-    def _previous_edges(self, record: PropagateRecord, name: str, value: Tensor) -> Tensor:
-        """An edge-level argument at the pass, for the edges in use."""
+    def _unchanged(self, record: PropagateRecord, name: str, value: Any) -> bool:
+        """Whether an edge-level argument follows from the graph alone, and was the same at the pass."""
+        if name not in record.edge or not any(value is f for f in self.call.graph_values):
+            return False
+        previous = self._previous_edges(record, name, value)
+        return previous is not None and close(previous, value)
+
+    def _previous_edges(self, record: PropagateRecord, name: str, value: Tensor) -> Tensor | None:
+        """An edge-level argument at the pass, for the edges in use; None where it may have the scale in it."""
         call = self.call
+        scaled = any(value is v for v in call.scaled_values)
+        if call.scaled_values and not scaled:
+            return None
         edge, loop = record.places(call.batch.whole_graph)
         assert call.aligned is not None and call.used is not None
         e_id, n_id = (call.batch.on(edge.device, k) for k in ("e_id", "n_id"))
@@ -311,7 +329,16 @@ class SnapshotSum(ControlledSum):
         target = n_id[call.used[1].to(n_id.device)]
         place = torch.where(at >= 0, edge[at.clamp(min=0)], -1)
         place = torch.where(place >= 0, place, loop[target])
-        return record.edge[name][place.clamp(min=0)].to(value.device, value.dtype)
+        rows = record.edge[name][place.clamp(min=0)].to(value.device, value.dtype)
+        return rows * call.aligned.take(call.scale).to(rows).view(-1, *[1] * (rows.dim() - 1)) if scaled else rows
+
+    def _is_attribute(self, name: str | None, value: Any) -> bool:
+        """Whether an argument is the attribute of the batch that it was of the data at the pass."""
+        if name is None or not isinstance(value, Tensor):
+            return False
+        batch = self.call.batch
+        found = batches.edge_attribute(batch, value) or batches.node_attribute(batch, value)
+        return found is not None and found.rpartition(".")[2] == name.rpartition(".")[2]
 
     def _inputs_same(self, record: PropagateRecord, kwargs: Kwargs) -> bool:
         """Whether the node-level arguments are attributes of the data, now as at the pass."""
@@ -425,24 +452,21 @@ class Snapshots(Memory):
             graph = self.whole_graphs.get(relation)
             if relation is None:
                 graph = every.stacked if isinstance(every, HomogeneousGraph) else None
-            if graph is None or edge_index.shape[1] != graph.num_edges:
-                return None
-            same = torch.equal(graph.edge_index.to(edge_index.device), edge_index)
-            return self._recorder(layer, graph) if same else None
+            return self._recorder(layer, graph) if graph is not None and _has_edges(graph, edge_index) else None
 
         return recorder_for
 
     def _whole_graph_of(self, tensors: list[Tensor]) -> WholeGraph | None:
         """The whole graph, or the relation, whose edges are among some tensors, with rows for all its sources."""
-        found = [
-            (graph, edges)
-            for graph in self.whole_graphs.values()
-            for edges in tensors
-            if tuple(edges.shape) == (2, graph.num_edges) and any(t.shape[:1] == graph.num_nodes[:1] for t in tensors)
-        ]
-        if len(found) > 1:  # relations of the same size
-            found = [(g, e) for g, e in found if torch.equal(g.edge_index.to(e.device), e)]
-        return found[0][0] if found else None
+        return next(
+            (
+                graph
+                for graph in self.whole_graphs.values()
+                for edges in tensors
+                if any(t.shape[:1] == graph.num_nodes[:1] for t in tensors) and _has_edges(graph, edges)
+            ),
+            None,
+        )
 
     def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> SnapshotSum | None:
         layer = call.layer
@@ -450,6 +474,8 @@ class Snapshots(Memory):
         self.fresh = self.fresh and not layer.conv.training
         records = [r for r in self.forwards.get(layer, ()) if r.relation == call.batch.relation]
         if not records or self._unusable or call.scale.numel() != call.batch.e_id.numel():
+            return None
+        if call.why_no_control((*args, *kwargs.values())) is not None:
             return None
         return SnapshotSum(self, call, records[call.forward_number(args, kwargs) % len(records)])
 
@@ -497,6 +523,14 @@ class Snapshots(Memory):
                 from_dict(ForwardRecord, {**f, "passes": records(f["passes"]), "updates": records(f["updates"])})
                 for f in layers[name]
             ]
+
+
+def _has_edges(graph: WholeGraph, edges: Tensor) -> bool:
+    """Whether these are the edges of the graph, in its order; another graph may have as many."""
+    if tuple(edges.shape) != (2, graph.num_edges):
+        return False
+    own = graph.edge_index
+    return _memory_key(own) == _memory_key(edges) or torch.equal(own.to(edges.device), edges)
 
 
 def _memory_key(t: Tensor) -> tuple:

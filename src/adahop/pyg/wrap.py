@@ -97,7 +97,7 @@ def apply_memory(call: Call, args: tuple, kwargs: Kwargs) -> None:
     """The call's sums get a control variate, where the batch's loader has one for the layer."""
     ref = call.batch.root.memory
     memory = None if ref is None else ref()
-    if memory is not None and call.reading.sums_match:
+    if memory is not None:
         call.control = memory.control_for(call, args, kwargs)
 
 
@@ -389,6 +389,8 @@ def scaled(conv: MessagePassing, sums: str = "auto") -> MessagePassing:
     if not isinstance(conv, MessagePassing):
         raise KindError(f"`conv` must be a PyG layer that passes messages, got {type(conv).__name__}")
     one_of(sums, tuple(SUMS_AS_DRAWN), "sums")
+    if getattr(conv, "cached", False) is True:  # it would use the edges of the first batch, or of a pass, from then on
+        raise InputError(f"`cached` must be False in a layer that is given batches, got True in {type(conv).__name__}")
     ours = propagate_of(conv)
     if ours is None:
         conv.__dict__["forward"] = Propagate(conv, sums)
