@@ -128,14 +128,19 @@ def implied(cls: type, fact: str, by: str) -> None:
 def as_tensor(values: Any, what: str) -> Tensor:
     """Lists, arrays and tensors alike as a tensor."""
     if isinstance(values, Tensor):
+        if values.is_meta or values.layout is not torch.strided:
+            kind = "on the meta device" if values.is_meta else f"of layout {values.layout}; its to_dense() is"
+            raise KindError(f"`{what}` must be a dense tensor with values, got one {kind}")
         return values.detach() if values.requires_grad else values
+    dtype = ""
     try:
         array = np.asarray(values)
+        dtype = f" of dtype {array.dtype}" if isinstance(values, np.ndarray) else ""
         if not array.flags.writeable or array.dtype == np.uint32:
             array = array.astype(np.int64 if array.dtype == np.uint32 else array.dtype)
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError):
-        raise KindError(f"`{what}` must be an array of numbers, got {type(values).__name__}") from None
+        raise KindError(f"`{what}` must be an array of numbers, got {type(values).__name__}{dtype}") from None
 
 
 def whole(values: Any, what: str) -> Tensor:
