@@ -68,7 +68,8 @@ def between(value: Any, low: float, high: float, what: str) -> float:
 def count(value: Any, low: int, what: str) -> int:
     """A whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise InputError(f"`{what}` must be a whole number of at least {low}, got {value!r}")
+        least = f" of at least {low}" if low > -(2**63) else ""
+        raise InputError(f"`{what}` must be a whole number{least}, got {value!r}")
     if value >= 2**63:
         raise InputError(f"`{what}` must be below 2^63, got {value}")
     return int(value)
