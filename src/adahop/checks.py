@@ -184,6 +184,8 @@ def node_ids(values: Any, n: int, what: str = "seeds") -> Tensor:
         if t.dim() != 1 or t.numel() != n:
             raise InputError(f"a mask for `{what}` must have {n} entries, got shape {tuple(t.shape)}")
         return t.nonzero().flatten()
+    if t.dtype == torch.uint8 and t.numel() == n > 2 and int(t.max()) <= 1:
+        raise KindError(f"a mask for `{what}` must be of bool, got uint8, which are ids")
     if t.dim() == 0:
         t = t[None]
     return in_range(whole(t, what), n, what)
