@@ -179,6 +179,9 @@ def test_names_are_new_and_plain(own):
     for name in ("bs", "tracked", "Mine", "a:b", ""):
         with pytest.raises(InputError, match="`name` must be a new word"):
             adahop.register(name, Policy)
+    made = Policy(adahop.Graph.from_edge_index(methods.SMALL, num_nodes=6), 1)
+    with pytest.raises(InputError, match="`kind` must be a Policy class"):
+        adahop.register("mine", made)
     adahop.register("mine", Policy, draw="poisson")
     adahop.register("mine", Policy, draw="multinomial")  # as in a notebook, where a cell runs again
     assert methods.METHODS["mine"].options == {"draw": "multinomial", "policy": "mine"}

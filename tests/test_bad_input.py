@@ -59,6 +59,8 @@ JUNK = {
     "inf": math.inf, "huge": 10**30, "an object": Thing(), "[]": [], "{}": {}, "[[1]]": [[1]], "[nan]": [math.nan],
     "[-1]": [-1], "words": np.array(["a"]), "a float tensor": torch.tensor([1.5]), "3-d": torch.zeros(2, 2, 2),
     "bytes": b"x", "complex": torch.tensor([1j]), "7s": torch.full((3, 3), 7), "repeated": [0, 0],
+    "meta": torch.zeros(2, dtype=torch.long, device="meta"), "sparse": torch.eye(2).to_sparse(),
+    "a device": torch.device("cpu"), "large": [10**12] * 2,
 }  # fmt: skip
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
@@ -135,7 +137,8 @@ def calls(tmp_path: Path) -> dict[str, Call]:
             Loader(data, sampler).load_state_dict, {"state": {"taken": 0, "ahead": [], "pending": []}}),
         "fit": (adahop.fit, {
             "data": data, "config": None, "seed": 0, "on_epoch": None, "on_step": None, "probe": None,
-            "checkpoint": None, "epochs": 1, "sizes": (2,), "hidden": 4}),
+            "checkpoint": None, "epochs": 1, "sizes": (2,), "hidden": 4, "device": "cpu", "state": None, "tf32": True,
+            "half": False, "capture": None, "partition": None, "cache": None, "model_options": {"norm": "row"}}),
         "Config": (Config, {f: getattr(Config(), f) for f in Config.__dataclass_fields__}),
         "Checkpoints": (Checkpoints, {"folder": str(tmp_path), "every": 1, "name": "run", "say": None}),
         "draws.draw": (draws.draw, {
@@ -234,17 +237,35 @@ NAMES = sorted(calls(Path("x")))
 def test_a_wrong_value_is_one_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a word may be taken for a folder
     call, right = calls(tmp_path)[name]
-    kinds: Any = (ValueError, TypeError) if name == "watch" else InputError  # `watch` stands by itself
     for parameter in right:
         for what, junk in JUNK.items():
             try:
                 call(**{**right, parameter: junk})
-            except kinds as e:
+            except InputError as e:
                 said = str(e)
                 assert "must" in said or "needs" in said, f"{parameter}={what}: {said}"
                 assert len(said.splitlines()) == 1, f"{parameter}={what}: {said}"
             except Exception as e:
                 pytest.fail(f"{name}({parameter}={what}) ended in {type(e).__name__}: {e}")
+
+
+def test_what_belongs_elsewhere_is_said():
+    data = toy_data(60)
+    own, other = adahop.make("bs", data.graph, [2, 2]), adahop.make("bs", data.graph, [2])
+    for call, sentence in {
+        lambda: adahop.fit(data, heads=2): "`heads` must be given as model_options",
+        lambda: adahop.fit(data, eta=0.2): "`eta` must be given as method_options",
+        lambda: adahop.fit(data, partition="metis"): "`partition` must be None for a whole data set",
+        lambda: Config(model_options={"layers": 3}): "`model_options` must be without layers, which `sizes` decides",
+        lambda: Config(half="x"): "`half` must be true or false",
+        lambda: own.load_state_dict(other.state_dict()): "`state_dict` must be that of a sampler with this method",
+        lambda: own.load_state_dict({}): "`state_dict` must be that of a sampler with this method",
+        lambda: own.sample(data.train_mask.byte()): "a mask for `seeds` must be of bool, got uint8",
+        lambda: gcn()(data.x): "`batch` must have blocks, got Tensor",
+    }.items():
+        with pytest.raises(InputError, match=sentence):
+            call()
+    assert Config(device=torch.device("cpu"), state=Path("scratch")).as_dict()["state"] == "scratch"
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

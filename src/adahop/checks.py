@@ -68,7 +68,8 @@ def between(value: Any, low: float, high: float, what: str) -> float:
 def count(value: Any, low: int, what: str) -> int:
     """A whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise InputError(f"`{what}` must be a whole number of at least {low}, got {value!r}")
+        least = f" of at least {low}" if low > -(2**63) else ""
+        raise InputError(f"`{what}` must be a whole number{least}, got {value!r}")
     if value >= 2**63:
         raise InputError(f"`{what}` must be below 2^63, got {value}")
     return int(value)
@@ -128,14 +129,19 @@ def implied(cls: type, fact: str, by: str) -> None:
 def as_tensor(values: Any, what: str) -> Tensor:
     """Lists, arrays and tensors alike as a tensor."""
     if isinstance(values, Tensor):
+        if values.is_meta or values.layout is not torch.strided:
+            kind = "on the meta device" if values.is_meta else f"of layout {values.layout}; its to_dense() is"
+            raise KindError(f"`{what}` must be a dense tensor with values, got one {kind}")
         return values.detach() if values.requires_grad else values
+    dtype = ""
     try:
         array = np.asarray(values)
+        dtype = f" of dtype {array.dtype}" if isinstance(values, np.ndarray) else ""
         if not array.flags.writeable or array.dtype == np.uint32:
             array = array.astype(np.int64 if array.dtype == np.uint32 else array.dtype)
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError):
-        raise KindError(f"`{what}` must be an array of numbers, got {type(values).__name__}") from None
+        raise KindError(f"`{what}` must be an array of numbers, got {type(values).__name__}{dtype}") from None
 
 
 def whole(values: Any, what: str) -> Tensor:
@@ -178,6 +184,8 @@ def node_ids(values: Any, n: int, what: str = "seeds") -> Tensor:
         if t.dim() != 1 or t.numel() != n:
             raise InputError(f"a mask for `{what}` must have {n} entries, got shape {tuple(t.shape)}")
         return t.nonzero().flatten()
+    if t.dtype == torch.uint8 and t.numel() == n > 2 and int(t.max()) <= 1:
+        raise KindError(f"a mask for `{what}` must be of bool, got uint8, which are ids")
     if t.dim() == 0:
         t = t[None]
     return in_range(whole(t, what), n, what)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from adahop import models
-from adahop.checks import InputError, KindError, between, count, of_kind, one_of
+from adahop.checks import InputError, KindError, between, count, flag, of_kind, one_of
 from adahop.methods import METHODS, OTHER, Method, check_options, part, refusal
 from adahop.samplers.sizes import check_sizes
 from adahop.sum import ESTIMATORS, controlled, dial
@@ -105,6 +106,13 @@ class Config:
             between(self.cache, 0.0, 1.0, "cache")
         if self.partition is not None:
             one_of(self.partition, ("range", "metis"), "partition")
+        for name in ("device", "state"):  # also a torch.device, a Path
+            if isinstance(getattr(self, name), torch.device | Path):
+                object.__setattr__(self, name, str(getattr(self, name)))
+        if self.state is not None:
+            of_kind(self.state, str, "state")
+        for name in ("tf32", "half", *(() if self.capture is None else ("capture",))):
+            flag(getattr(self, name), name)
         one_of(str(self.device).split(":")[0], ("cpu", "cuda"), "device")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError("`device` must be cpu on a machine without a CUDA GPU, got cuda")
@@ -143,6 +151,9 @@ class Config:
             raise InputError(
                 f"`noise` must be auto or 0 for estimator {kind}, which has no control variate, got {self.noise}"
             )
+        for name, by in (("layers", "sizes"), ("arch", "arch"), ("dropout", "dropout")):
+            if name in self.model_options:
+                raise InputError(f"`model_options` must be without {name}, which `{by}` decides, got {name} in it")
         with torch.device("meta"):  # the model's own checks, without its memory
             models.make(
                 self.model, models.MODELS[self.model].smallest(), self.hidden, 1, layers=len(self.sizes),

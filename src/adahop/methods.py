@@ -195,7 +195,7 @@ def register(
     one_of(family, ("node-wise", "layer-wise", "subgraph"), "family")
     flag(unbiased, "unbiased")
     of_kind(state, str, "state")
-    if not callable(kind):
+    if not callable(kind) or isinstance(kind, Policy):
         raise KindError(
             f"`kind` must be a Policy class, or a function that builds a Sampler, got {type(kind).__name__}"
         )

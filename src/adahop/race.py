@@ -148,7 +148,7 @@ class Race:
 def _sentence(ahead: float, error: float) -> str:
     """The choice and why: by how much uniform draws are ahead on validation."""
     if ahead > 0:
-        return f"noise uniform: sampling regularises here, by {ahead:+.4f} ± {error:.4f} on validation"
+        return f"noise uniform: uniform draws of {DRAWS} are ahead on validation by {ahead:.4f} ± {error:.4f}"
     return f"noise 0: uniform draws of {DRAWS} are behind on validation by {-ahead:.4f} ± {error:.4f}"
 
 

@@ -108,9 +108,13 @@ def fit(
     """
     for name in options:
         if name not in Config.__dataclass_fields__:
-            _refuse(name, options.get("model", Config.model))
+            _refuse(name)
     config = replace(Config() if config is None else of_kind(config, Config, "config"), **options)
     _check(data, seed, on_epoch=on_epoch, on_step=on_step, probe=probe)
+    if config.partition is not None and getattr(data, "rank", None) is None:
+        raise InputError(
+            f"`partition` must be None for a whole data set, which `adahop train` cuts, got {config.partition}"
+        )
     devices = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices), products(bool(devices) and config.tf32):
         torch.manual_seed(seed)
@@ -119,10 +123,10 @@ def fit(
         return _go(run, on_epoch or (lambda row: None), _after(on_step, probe, kept), kept)
 
 
-def _refuse(name: str, model: str) -> None:
+def _refuse(name: str) -> None:
     """Say where an option belongs that is not a field of Config."""
     where = ""
-    if model in models.MODELS and name in models.options_of(model):
+    if name != "layers" and any(name in models.options_of(known) for known in models.MODELS):
         where = "model_options"
     elif name in ("policy", "draw", "budget") or any(name in policy_options(policy) for policy in POLICIES):
         where = "method_options"

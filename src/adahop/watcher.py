@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
+from adahop.errors import InputError, KindError
 from adahop.messages import HasListeners, Messages, Reading, energy
 
 
@@ -60,19 +61,19 @@ def _layers(model: nn.Module, reads: Reading) -> dict[str, Any]:
     """The layers that pass messages, by name."""
     if not callable(reads):
         kind = type(reads).__name__
-        raise TypeError(f"`reads` must be a function of Messages such as adahop.messages.energy, got {kind}")
+        raise KindError(f"`reads` must be a function of Messages such as adahop.messages.energy, got {kind}")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch module, got {type(model).__name__}")
+        raise KindError(f"`model` must be a torch module, got {type(model).__name__}")
     found: dict[str, Any] = {}
     for name, m in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer, o in found.items() if hasattr(o, "listeners"))
         if not inside and (hasattr(m, "listeners") or isinstance(m, MessagePassing)):
             found[name] = m
     if not found:
-        raise ValueError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
+        raise InputError(f"`model` must have layers that pass messages, got {type(model).__name__} with none")
     of_pyg = [m for m in found.values() if not hasattr(m, "listeners")]
     if of_pyg and reads is not energy:
-        raise ValueError(f"`reads` must be `energy` for PyG's {type(of_pyg[0]).__name__}, got {reads.__name__}")
+        raise InputError(f"`reads` must be `energy` for PyG's {type(of_pyg[0]).__name__}, got {reads.__name__}")
     return found
 
 

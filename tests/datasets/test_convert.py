@@ -262,10 +262,7 @@ def test_bad_files(file, content, sentence, desk):
         (["edges.csv", "x.npy", "y.csv", "-o", "g.npz", "--split", "random:1,2"], "three shares"),
         (["edges.csv", "x.npy", "y.csv", "-o", "g.npz", "--ids", "name"], "did you mean 'names'"),
         (["edges.csv", "x.npy", "y.csv", "-o", "g.npz", "--ids", "names"], "must have a label beside the id"),
-        (
-            ["y.csv", "x.npy", "edges.csv", "-o", "g.npz"],
-            "edges.csv, line 3: several labels a node must be 0 or 1, got 2",
-        ),
+        (["y.csv", "x.npy", "edges.csv", "-o", "g.npz"], "y.csv must have the columns src and dst"),
     ],
 )
 def test_bad_commands(words, sentence, desk, capsys):
@@ -302,4 +299,102 @@ def test_progress_is_told(desk, monkeypatch):
     convert(
         ["edges.csv", "x.npy", "y.csv"], "g.npz", tell=lambda path, done, total: heard.append((path.name, done / total))
     )
-    assert heard[-1] == ("edges.csv", 1.0) and sum(name == "edges.csv" for name, _ in heard) == 3
+    assert ("edges.csv", 1.0) in heard and sum(name == "edges.csv" for name, _ in heard) == 3
+
+
+def test_an_empty_cell_is_no_label(desk):
+    """pandas writes a missing value as an empty cell, its index as a column without a name."""
+    (desk / "y.csv").write_text(",label\n4,1\n0,\n1,0\n2,1\n3,\n")
+    convert(["edges.csv", "x.npy", "y.csv"], "g.npz", split="random:1,1,1")
+    assert adahop.load("g.npz").y.tolist() == [-1, 0, 1, -1, 1]
+    (desk / "y.csv").write_text("id,label\n0,\n1,red sky\n2,blue\n3,nan\n4,blue\n")
+    meta = convert(["edges.csv", "x.npy", "y.csv"], "g.npz", split="random:1,1,1")
+    assert meta["class_names"] == ["blue", "red sky"] and adahop.load("g.npz").y.tolist() == [-1, 1, 0, -1, 0]
+    (desk / "x.csv").write_text(",a,b\n" + "\n".join(f"{i},{i},1" for i in range(5)))
+    assert convert(["edges.csv", "x.csv", "y.csv"], "g.npz", split="random:1,1,1")["features"] == 2
+    (desk / "x.csv").write_text("a,b\n1,2\n1,\n1,2\n1,2\n1,2\n")
+    with pytest.raises(InputError, match=r"x\.csv, line 3: features must be finite, got nan"):
+        convert(["edges.csv", "x.csv", "y.csv"], "g.npz")
+
+
+def test_a_label_of_several_words(desk):
+    (desk / "y.csv").write_text("label\nNew York\nParis\nNew York\nParis\nParis\n")
+    assert convert(["edges.csv", "x.npy", "y.csv"], "g.npz")["class_names"] == ["New York", "Paris"]
+
+
+LABEL_ARRAYS = {
+    "floats": ([0.0, 1, 0, 1, 0], [0, 1, 0, 1, 0]),
+    "gaps": ([0.0, 1, np.nan, 1, 0], [0, 1, -1, 1, 0]),
+    "words": (["b", "a", "b", "a", "b"], [1, 0, 1, 0, 1]),
+    "a column": ([[0], [1], [0], [1], [0]], [0, 1, 0, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", LABEL_ARRAYS)
+def test_arrays_of_labels(kind, desk):
+    given, wanted = LABEL_ARRAYS[kind]
+    np.save("y.npy", np.array(given))
+    convert(["edges.csv", "x.npy", "y.npy"], "g.npz", split="random:1,1,1")
+    assert adahop.load("g.npz").y.tolist() == wanted
+
+
+@pytest.mark.parametrize("given", [np.zeros(5, complex), np.zeros(()), np.zeros((5, 2, 2)), [[*"ab"]] * 5, [0.5] * 5])
+def test_arrays_that_are_no_labels(given, desk):
+    np.save("y.npy", np.array(given))
+    with pytest.raises(InputError, match=r"y\.npy.* must"):
+        convert(["edges.csv", "x.npy", "y.npy"], "g.npz")
+    assert not (desk / "g.npz").exists()
+
+
+def test_masks_and_ids_of_splits(desk):
+    (desk / "parts").mkdir()
+    for part, mask in {"train": [1, 1, 0, 0, 0], "val": [0, 0, 1, 0, 0], "test": [0, 0, 0, 1, 1]}.items():
+        np.save(f"parts/{part}.npy", np.array(mask, bool))
+    convert(["edges.csv", "x.npy", "y.csv"], "g.npz", split="parts")
+    assert adahop.load("g.npz").test_idx.tolist() == [3, 4]
+    for bad in (np.array(["a"]), np.array([[0, 1]]), np.array([0.5]), np.ones(4, bool)):
+        np.save("parts/train.npy", bad)
+        with pytest.raises(InputError, match=r"parts/train\.npy"):
+            convert(["edges.csv", "x.npy", "y.csv"], "g.npz", split="parts")
+
+
+def saved(**fields) -> str:
+    mask = torch.arange(5)
+    given = {
+        "x": torch.arange(10.0).reshape(5, 2), "y": torch.tensor(LABELS), "edge_index": torch.tensor(EDGES).T,
+        "train_mask": mask < 2, "val_mask": mask == 2, "test_mask": mask == 3, **fields,
+    }  # fmt: skip
+    torch.save(Data(**{k: v for k, v in given.items() if v is not None}), "d.pt")
+    return "d.pt"
+
+
+BAD_DATA = {
+    "edges in rows": (dict(edge_index=torch.tensor(EDGES)), r"`edge_index` must have shape \[2, E\]"),
+    "real ids": (dict(edge_index=torch.tensor(EDGES).T.float()), "`edge_index` must hold whole numbers"),
+    "weights": (dict(edge_weight=torch.ones(2)), "`weight` must have one number per edge"),
+    "sparse": (dict(x=torch.eye(5).to_sparse()), r"`x` must be a dense tensor"),
+    "nan": (dict(x=torch.full((5, 2), torch.nan)), "`x` must be finite"),
+    "one row": (dict(x=torch.ones(5)), r"`x` must have shape \[nodes, features\]"),
+    "numbers to predict": (dict(y=torch.rand(5) * 3 + 0.01), "`y` with one column must hold whole numbers"),
+    "one mask": (
+        dict(val_mask=None),
+        "`split` must be given for a Data with some masks only, got one with train, test",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_DATA)
+def test_a_saved_data_that_is_wrong(kind, desk):
+    """Nothing is truncated, dropped or written that does not load."""
+    fields, sentence = BAD_DATA[kind]
+    with pytest.raises(InputError, match=sentence):
+        convert(saved(**fields), "g.npz")
+    assert not (desk / "g.npz").exists()
+
+
+def test_unlabelled_nodes_of_several_labels_stay_so(desk):
+    y = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0], [-1, -1]])
+    convert(saved(y=y), "g.npz")
+    assert adahop.load("g.npz").y.tolist() == y.tolist()
+    convert(saved(y=y), "g.npz", split="random:2,1,1")
+    assert not torch.stack([adahop.load("g.npz")[f"{p}_mask"] for p in ("train", "val", "test")]).any(0)[4]

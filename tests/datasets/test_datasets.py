@@ -356,6 +356,21 @@ def test_a_pyg_data_is_loaded_as_its_file_is(tmp_path):
         load(Data(x=data.x, edge_index=data.edge_index))
 
 
+def test_load_leaves_the_users_data_as_it_is():
+    """Features are prepared in a copy, of a Data, a HeteroData and a data set that was loaded before."""
+    mask, x = torch.arange(6) % 3, torch.arange(12.0).reshape(6, 2)
+    masks = {f"{part}_mask": mask == i for i, part in enumerate(("train", "val", "test"))}
+    one = Data(x=x.clone(), y=mask, edge_index=torch.tensor([[0, 1], [1, 2]]), **masks)
+    many = HeteroData({"a": {"x": x.clone(), "y": mask, **masks}, ("a", "to", "a"): {"edge_index": one.edge_index}})
+    for data, features in ((one, lambda d: d.x), (many, lambda d: d["a"].x)):
+        loaded = load(data)
+        prepared = features(loaded).clone()
+        assert torch.equal(features(data), x) and not torch.equal(prepared, x)
+        assert torch.equal(features(load(data)), prepared)
+        load(loaded, features="row")
+        assert torch.equal(features(loaded), prepared) and load(loaded) is loaded
+
+
 def test_pt(tmp_path):
     data = sound(load(saved(tmp_path)))
     assert data.edge_index.tolist() == [[5, 4, 3, 2, 1], [0, 1, 2, 3, 4]] and standard(data)

@@ -192,3 +192,16 @@ def test_sizes_and_seed_as_users_have_them():
             NeighborSampler(g, bad)
     with pytest.raises(ValueError, match="`seed` must be a whole number"):
         NeighborSampler(g, [2], seed=1.5)
+
+
+@pytest.mark.parametrize(
+    "method", ["graphsage", "bs", "bs.m", "adahop", "thanos", "labor", "ladies", "fastgcn", "s-gcn"]
+)
+def test_a_size_without_end_takes_all_neighbours(method):
+    """`[10**9, ...]` means all of them, as -1 does; no room is reserved for neighbours that there are not."""
+    graph = adahop.load("synthetic:200,3000,4,2").graph
+    many, every = (adahop.make(method, graph, [size, size]).sample(range(20)) for size in (2**40, -1))
+    for a, b in zip(many, every, strict=True):
+        assert torch.equal(a.n_id, b.n_id) and torch.equal(a.edge_index, b.edge_index) and torch.equal(a.scale, b.scale)
+    with pytest.raises(InputError, match="`sizes` must be below 2\\^63"):
+        adahop.make(method, graph, [2**63, 1])

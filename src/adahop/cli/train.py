@@ -72,7 +72,8 @@ def go(
         note = f" ({escape(data.note)})" if data.note else ""
         console.print(
             f"[bold]{config.method}[/] · {config.model} ({config.arch}) on {escape(data.name)}: "
-            f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {training(data):,} to train on{note}"
+            f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {training(data):,} to train on"
+            f"{'' if config.partition or bool(data.test_mask.any()) else ', none to test on'}{note}"
         )
         if records and not resume:
             records.fresh("config.json", "metrics.jsonl", "result.json", *(f"best-seed{s}.pt" for s in seeds))
@@ -179,7 +180,7 @@ def run_one(
     result = fit(data, config, seed=seed, on_epoch=note, on_step=tick, probe=probe, checkpoint=kept)
     progress.update(task, total=result.steps, completed=result.steps)
     if result.race is not None:
-        progress.console.print(f"seed {seed} {result.race['why']}", highlight=False)
+        progress.console.print(f"seed {seed} {result.race['why']}", highlight=False, soft_wrap=True)
     assert result.model is not None
     if records:
         records.tensors(f"best-seed{seed}.pt", result.model.state_dict())

@@ -24,7 +24,7 @@ from adahop.convert.typed import (
     with_reverse_edges,
 )
 from adahop.datasets import load
-from adahop.datasets.base import Dataset, make, prepare
+from adahop.datasets.base import Dataset, finite, make, prepare
 from adahop.datasets.files import is_hetero, typed_npz
 from adahop.graph import Graph
 from adahop.mapped import save
@@ -80,6 +80,8 @@ def convert(
     raw, known = _source(source, one_of(ids, ("numbers", "names"), "ids") == "names", tell)
     if split is not None or raw.splits is None:
         raw.splits = _split(raw.y, known, split or RANDOM, seed)
+    elif len(raw.splits) < len(PARTS):
+        raise InputError(f"`split` must be given for a Data with some masks only, got one with {', '.join(raw.splits)}")
     arrays, checked = _pack(raw, undirected, name or out.stem)
     meta = {**in_numbers(checked), **({"class_names": raw.classes} if raw.classes else {})}
     if mmap:
@@ -173,7 +175,7 @@ def _split(y: np.ndarray, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray
         shares = np.zeros(0)
     if len(shares) != 3 or not (np.isfinite(shares) & (shares >= 0)).all() or shares[0] == 0:
         raise InputError(f"`split` must be random: and three shares, the first above 0, got '{how}'")
-    labelled = np.arange(len(y)) if y.ndim == 2 else (y >= 0).nonzero()[0]
+    labelled = np.flatnonzero(y >= 0 if y.ndim == 1 else (y >= 0).any(1))
     order = random.shuffled(torch.from_numpy(labelled), random.key(seed)).numpy()
     cuts = np.round(np.cumsum(shares / shares.sum())[:2] * len(order)).astype(int)
     return dict(zip(PARTS, np.split(order, cuts), strict=True))
@@ -188,7 +190,8 @@ def _pack(raw: Raw, undirected: bool, name: str) -> tuple[dict[str, np.ndarray],
     a |= {k: t for k, t in (("weight", weight), ("edge_attr", attr)) if t is not None}
     assert raw.splits is not None
     checked = make(name, Graph.from_csr(indptr, src, weight, attr), raw.x, raw.y, raw.splits, len(raw.classes) or None)
-    a |= _features(raw.x) | _labels(raw.y)
+    finite(checked.x, "`x`")
+    a |= _features(raw.x) | _labels(checked.y.numpy())
     a |= {f"{part}_idx": np.sort(ids).astype(np.int64) for part, ids in raw.splits.items()}
     if raw.names is not None:
         a["names"] = raw.names.astype(str)
@@ -222,6 +225,8 @@ def _features(x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _labels(y: np.ndarray) -> dict[str, np.ndarray]:
+    if y.ndim == 2 and y.min(initial=0) < 0:
+        return {"y": y.astype(np.int8)}  # an unlabelled node has -1 in every column
     if y.ndim == 2:
         return {"y_packed": np.packbits(y.astype(bool), axis=1), "y_shape": np.array(y.shape)}
     return {"y": y.astype(np.int16 if y.max(initial=0) < 2**15 else np.int64)}

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adahop.checks import InputError
+from adahop.checks import InputError, node_ids
 from adahop.convert.tables import Columns, Field, Head, Tell, is_number, read
 from adahop.datasets.files import dense
 
-ID = ("id", "node", "node_id")
+ID = ("id", "node", "node_id", "")  # pandas writes its index without a name
+LABELS = "labels are one column, or several of 0 and 1"
 ORDER = "the files are edges, features and labels, in this order"
 PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
@@ -85,8 +86,10 @@ def read_features(path: Path, tell: Tell | None = None) -> tuple[Columns | None,
     """A .npy array, a scipy .npz matrix, or a table with one row per node and optionally a column id."""
     if path.suffix in (".npy", ".npz"):
         x = _array(path)
-        if x.ndim != 2 or x.dtype.kind not in "fiub" or not np.isfinite(x).all():
-            raise InputError(f"{path} must hold finite numbers of shape [nodes, features], got shape {x.shape}")
+        if x.ndim != 2 or x.dtype.kind not in "fiub":
+            got = f"shape {x.shape} and dtype {x.dtype}"
+            raise InputError(f"{path} must hold real numbers of shape [nodes, features], got {got}")
+        _refuse(Columns(path, [x], 0), ~np.isfinite(x), "features must be finite", x)
         return None, x.astype(np.float32)
 
     def choose(head: Head) -> list[Field]:
@@ -108,7 +111,8 @@ def read_labels(
     if path.suffix == ".npy":
         if names:
             raise InputError(f"{path} must be a table with the nodes' names when ids are names, got an array")
-        return rows_of(path, _array(path), n), None, []
+        y, classes = classes_of(label_table(path, names, tell))
+        return rows_of(path, y, n), None, classes
     table = label_table(path, names, tell)
     y, classes = classes_of(table)
     if not names or len(table.columns) == 1:
@@ -122,7 +126,12 @@ def label_table(path: Path, names: bool, tell: Tell | None = None) -> Columns:
     """A table with one label per row, or id and label; of an array, one label per row."""
     if path.suffix == ".npy":
         y = _array(path)
-        return Columns(path, [(y[:, None] if y.ndim == 1 else y).astype(np.float64)], 0)
+        y = y[:, None] if y.ndim == 1 else y
+        words = y.dtype.kind == "U"
+        if y.ndim != 2 or y.dtype.kind not in "fiubU" or (words and y.shape[1] > 1):
+            got = f"shape {y.shape} and dtype {y.dtype}"
+            raise InputError(f"{path} must hold labels, numbers or words, one per node, got {got}")
+        return Columns(path, [y.astype(object if words else np.float64)], 0)
 
     def choose(head: Head) -> list[Field]:
         columns = len(head.first)
@@ -134,17 +143,22 @@ def label_table(path: Path, names: bool, tell: Tell | None = None) -> Columns:
             raise InputError(f"{path} must have a label beside the id, got {', '.join(head.names or head.first)}")
         number = is_number(head.first[rest[0]]) or len(rest) > 1
         ids = [] if own is None else [Field([own], "text" if names else "whole")]
-        return [*ids, Field(rest, "real" if number else "text")]
+        return [*ids, Field(rest, "real" if number else "text", LABELS)]
 
     return read(path, choose, names, tell)
 
 
 def classes_of(table: Columns) -> tuple[np.ndarray, list[str]]:
-    """Labels as whole numbers, and the classes' names where they are words; nan is no label."""
+    """Labels as whole numbers, and the classes' names where they are words; nan or an empty cell is no label."""
     y = table.columns[-1]
     if y.dtype == object:
-        words, places = np.unique(y.astype(str), return_inverse=True)
-        return places.reshape(-1), words.tolist()
+        words = y[:, 0].astype(str)
+        known = (words != "") & (words != "nan")
+        if not all(map(is_number, words[known])):
+            out = np.full(len(words), -1)
+            names, out[known] = np.unique(words[known], return_inverse=True)
+            return out, names.tolist()
+        y = np.where(known, words, "nan").astype(np.float64)[:, None]
     if y.shape[1] > 1:
         _refuse(table, ~np.isin(y, (0, 1)), "several labels a node must be 0 or 1", y)
         return y.astype(np.int64), []
@@ -161,11 +175,17 @@ def read_splits(where: Path, ids: Ids) -> dict[str, np.ndarray]:
                  or p.name.endswith(".csv.gz")]  # fmt: skip
         if not found:
             raise InputError(f"{where} must hold train.csv, val.csv (or valid.csv) and test.csv, got no {part}")
-        table = (
-            Columns(found[0], [_array(found[0]).reshape(-1, 1)], 0)
-            if found[0].suffix == ".npy"
-            else read(found[0], lambda head: [Field([0], ids.kind)], ids.kind == "text")
-        )
+        if found[0].suffix == ".npy":
+            own = _array(found[0])
+            if own.dtype == bool or own.size == 0:
+                out[part] = node_ids(own, ids.n, str(found[0])).numpy()
+                continue
+            if own.ndim != 1 or own.dtype.kind not in ("iu" if ids.names is None else "iuU"):
+                got = f"shape {own.shape} and dtype {own.dtype}"
+                raise InputError(f"{found[0]} must hold node ids or a mask of shape [nodes], got {got}")
+            table = Columns(found[0], [own[:, None]], 0)
+        else:
+            table = read(found[0], lambda head: [Field([0], ids.kind)], ids.kind == "text")
         out[part] = ids.of(table, table.columns[0][:, 0])
     return out
 
@@ -200,7 +220,7 @@ def _matrix(path: Path) -> np.ndarray:
     return dense(a["indptr"], a["indices"], a["data"], rows, columns)
 
 
-def rows_of(path: Path, values: np.ndarray, n: int) -> np.ndarray:
+def rows_of(path: Path | str, values: np.ndarray, n: int) -> np.ndarray:
     if len(values) != n:
         raise InputError(f"{path} must have one row for each of the {n} rows of features, got {len(values)}")
     return values

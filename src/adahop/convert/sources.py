@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from adahop.checks import InputError, edge_features
+from adahop.checks import InputError, as_tensor, edge_features, edge_pairs, edge_weights, in_range
 from adahop.convert.parts import (
     PARTS,
     Ids,
@@ -46,11 +45,11 @@ def from_tables(
     edges: Path, features: Path, labels: Path, names: bool = False, tell: Tell | None = None
 ) -> tuple[Raw, Ids]:
     """An edge list, features and labels. Without `names`, ids count the rows of the features."""
+    found = edge_table(edges, "text" if names else "whole", tell)
     table, x = read_features(features, tell)
     y, label_names, classes = read_labels(labels, names, len(x), tell)
     ids = Ids(label_names, len(x))
     x = in_order(features, ids, table, x)
-    found = edge_table(edges, ids.kind, tell)
     src, dst = found.places(ids, ids)
     return Raw(src, dst, found.weight, x, y, None, label_names, classes, found.attr), ids
 
@@ -74,24 +73,29 @@ def from_ogb(folder: Path, tell: Tell | None = None) -> tuple[Raw, Ids]:
 
 
 def from_saved(path: Path) -> tuple[Raw, Ids]:
-    """A PyG Data saved with `torch.save`; its masks, where it has all three, are the splits."""
+    """A PyG Data saved with `torch.save`; its masks, where it has some, are the splits."""
+    try:
+        return _of_data(path)
+    except InputError as e:
+        raise type(e)(f"in {path}, {e}") from None
+
+
+def _of_data(path: Path) -> tuple[Raw, Ids]:
     data = saved(path)
     assert isinstance(data, Data)
     for name in ("x", "y", "edge_index"):
         if not torch.is_tensor(getattr(data, name, None)):
-            raise InputError(f"{path} must hold a Data with x, y and edge_index, got {', '.join(data.keys())}")
-    masks: dict[str, Any] = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
-    splits = None
-    if all(torch.is_tensor(m) for m in masks.values()):
-        splits = {part: first_mask(m).nonzero().flatten().numpy() for part, m in masks.items()}
-    edges, weight = data.edge_index.numpy(), getattr(data, "edge_weight", None)
-    bad = (edges < 0) | (edges >= len(data.x))
-    if bad.any():
-        raise InputError(f"{path}: edge_index must be in [0, {len(data.x)}), got {int(edges[bad][0])}")
-    y = data.y[:, 0] if data.y.dim() == 2 and data.y.shape[1] == 1 else data.y
-    y = torch.nan_to_num(y, nan=-1.0).long() if y.is_floating_point() else y.long()
-    weight = None if weight is None else weight.detach().numpy().reshape(-1).astype(np.float32)
-    x, attr = data.x.detach().float().numpy(), getattr(data, "edge_attr", None)
-    attr = None if attr is None else edge_features(attr.detach(), edges.shape[1]).numpy()
-    y = rows_of(path, y.numpy(), len(x))
-    return Raw(edges[0], edges[1], weight, x, y, splits, attr=attr), Ids(None, len(x))
+            raise InputError(f"the Data must have the tensors x, y and edge_index, got {', '.join(data.to_dict())}")
+    masks = {part: data.get(f"{part}_mask") for part in PARTS}
+    splits = {p: first_mask(m).nonzero().flatten().numpy() for p, m in masks.items() if torch.is_tensor(m)}
+    x, y = as_tensor(data.x, "x"), as_tensor(data.y, "y")
+    if x.dim() != 2:
+        raise InputError(f"`x` must have shape [nodes, features], got shape {tuple(x.shape)}")
+    n = len(x)
+    src, dst = (in_range(end, n, f"edge_index[{i}]").numpy() for i, end in enumerate(edge_pairs(data.edge_index)))
+    weight, attr = data.get("edge_weight"), data.get("edge_attr")
+    weight = None if weight is None else edge_weights(weight, src.size).numpy()
+    attr = None if attr is None else edge_features(attr, src.size).numpy()
+    y = y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else torch.atleast_1d(y)
+    labels = rows_of("`y`", y.numpy(), n)
+    return Raw(src, dst, weight, x.float().numpy(), labels, splits or None, attr=attr), Ids(None, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -54,7 +55,7 @@ class Columns(NamedTuple):
 
     def where(self, row: int) -> str:
         """The line of a row, for an error: counted again, since blank lines and comments are not rows."""
-        if self.path.suffix in (".parquet", ".npy"):
+        if self.path.suffix in (".parquet", ".npy", ".npz"):
             return f"{self.path}, row {row}"
         with opened(self.path) as (lines, _):
             data = (n for n, line in enumerate(lines, 1) if n > self.skip and is_row(line))
@@ -114,6 +115,8 @@ def _head(path: Path, words: bool) -> Head:
         rows = ((n, line.strip()) for n, line in enumerate(lines, 1) if is_row(line))
         n, line = next(rows, (0, ""))
         sep = next((s for s in "\t,;" if s in line), None)
+        if sep is None and len(line.split()) == 1:
+            sep = ","  # one column, whose cells may be several words
         cells = _cells([line], sep)[0] if line else []
         if not cells:
             raise InputError(f"{path} must have at least one row, got none")
@@ -156,7 +159,8 @@ def _parsed(path: Path, chunk: list[str], start: int, head: Head, fields: list[F
             try:
                 _parse([line], head, fields)
             except BAD:
-                wanted = f"{len(head.first)} columns, " + " and ".join(map(_wanted, fields))
+                columns = f"{len(head.first)} column{'s' if len(head.first) > 1 else ''}"
+                wanted = f"{columns}, " + " and ".join(map(_wanted, fields))
                 hint = next((f"; {f.hint}" for f in fields if f.hint), "")
                 raise InputError(f"{path}, line {n} must hold {wanted}, got '{line.strip()[:60]}'{hint}") from None
         raise
@@ -178,12 +182,19 @@ def _wanted(field: Field) -> str:
 
 
 def _parse(lines: list[str], head: Head, fields: list[Field]) -> list[np.ndarray]:
+    """The arrays of these lines; an empty cell is no number, nan, where there may be such."""
     _even(lines, head)
+    if all(f.kind != "text" for f in fields):
+        with contextlib.suppress(*BAD):  # an empty cell, or a bad one: cell by cell
+            return _numbers(lines, head, fields)
+    rows = _cells([line for line in lines if is_row(line)], head.sep)
+    gap = {"real": "nan"}
+    cut = [[[row[c] or gap.get(f.kind, "") for c in f.at] for row in rows] for f in fields]
+    return [np.array(c, KINDS[f.kind]).reshape(len(rows), len(f.at)) for c, f in zip(cut, fields, strict=True)]
+
+
+def _numbers(lines: list[str], head: Head, fields: list[Field]) -> list[np.ndarray]:
     columns = [c for f in fields for c in f.at]
-    if any(f.kind == "text" for f in fields):
-        rows = _cells([line for line in lines if is_row(line)], head.sep)
-        cut = [[[row[c] for c in f.at] for row in rows] for f in fields]
-        return [np.array(c, KINDS[f.kind]).reshape(len(rows), len(f.at)) for c, f in zip(cut, fields, strict=True)]
     dtype = np.dtype([(str(i), KINDS[f.kind], (len(f.at),)) for i, f in enumerate(fields)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a chunk of blank lines is valid

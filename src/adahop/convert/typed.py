@@ -22,6 +22,7 @@ from adahop.convert.parts import (
     read_features,
 )
 from adahop.convert.tables import Columns, Tell
+from adahop.datasets.base import finite
 from adahop.datasets.files import SPLITS, saved
 from adahop.datasets.typed import labelled_type, make_typed
 from adahop.typed import Relation
@@ -153,6 +154,7 @@ def from_saved_typed(path: Path) -> tuple[Tabled, dict[str, np.ndarray] | None]:
             a[f"attr__{name}"] = checked[relation].edge_attr.detach().numpy()
     for kind in checked.node_types:
         if checked[kind].get("x") is not None:
+            finite(checked[kind].x, f"`x` of {kind}")
             a[f"x__{kind}"] = checked[kind].x.detach().numpy()
     if target is not None:
         a[f"y__{target}"] = checked[target].y.numpy()

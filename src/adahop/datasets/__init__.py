@@ -8,7 +8,7 @@ from pathlib import Path
 from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import InputError, KindError, one_of
-from adahop.datasets.base import FEATURES, Dataset, prepare
+from adahop.datasets.base import FEATURES, Dataset, prepare, with_own_features
 from adahop.datasets.files import READERS, is_folder, of_pyg, open_folder, read
 from adahop.datasets.made import digits, synthetic
 from adahop.datasets.planted import planted
@@ -62,7 +62,8 @@ def load(
     """
     one_of(features, FEATURES, "features")
     if isinstance(name_or_path, Data | HeteroData):
-        return _prepared(*of_pyg(name_or_path, "data"), features)
+        data, own = of_pyg(name_or_path, "data")
+        return _prepared(data if (own, features) == ("raw", "auto") else with_own_features(data), own, features)
     if not isinstance(name_or_path, str | Path):
         raise KindError(f"`dataset` must be a name or a path, or a PyG Data, got {type(name_or_path).__name__}")
     if is_folder(Path(name_or_path).expanduser()):

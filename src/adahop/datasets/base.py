@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import InputError, as_tensor, node_ids
 from adahop.graph import Graph
 from adahop.mapped.data import SPLITS
 from adahop.ops import in_file
 
+Shared = TypeVar("Shared", bound=Data | HeteroData)
 FEATURES = ("auto", "row", "standard", "raw")
 WIDE = 100  # more columns than this, none negative: words or counts
 
@@ -152,19 +154,34 @@ def labels_of(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[T
     return y, classes
 
 
+def with_own_features(data: Shared) -> Shared:
+    """A copy whose features may be changed in place; the rest is shared."""
+    out = copy.copy(data)
+    for store in out.node_stores:
+        if store.get("x") is not None:
+            store.x = store.x.clone()
+    return out
+
+
 def prepare(data: Dataset, kind: str) -> Dataset:
     """Features by row, standardised or raw, in place; "auto" decides by the data (see `load`)."""
     scale_features(data.x, kind, data.train_mask, f"`x` of {data.name}")
     return data
 
 
-def scale_features(x: Tensor, kind: str, train: Tensor | slice, what: str) -> None:
-    """Prepare one table, in place; columns are standardised by the mean and deviation of the rows `train`."""
+def finite(x: Tensor, what: str) -> float:
+    """The smallest entry, once all are finite."""
     low, high = x.aminmax()
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         raise InputError(f"{what} must be finite, got nan or infinity")
+    return float(low)
+
+
+def scale_features(x: Tensor, kind: str, train: Tensor | slice, what: str) -> None:
+    """Prepare one table, in place; columns are standardised by the mean and deviation of the rows `train`."""
+    low = finite(x, what)
     if kind == "auto":
-        kind = "row" if float(low) >= 0 and x.shape[1] > WIDE else "standard"
+        kind = "row" if low >= 0 and x.shape[1] > WIDE else "standard"
     if kind == "row":
         total = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
         x.div_(total.masked_fill_(total == 0, 1.0))

@@ -59,12 +59,12 @@ def _allow(types: list[Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def _npz(path: Path, split: str | None) -> tuple[Dataset | TypedDataset, str]:
-    a = _arrays(path)
+    a, names = _arrays(path)
     if any(name.startswith("edge__") for name in a):
         return typed_npz(path.stem, a, split), "auto"
     if split is not None:
         raise InputError(f"a split must be left out, as the file has one, got '{split}'")
-    a = _plain(a)
+    a = _plain(a, names)
     meta = _meta(a)
     graph = Graph.from_csr(a["indptr"], a["indices"], a.get("weight"), a.get("edge_attr"))
     note = "rebuilt labels" if "rebuilt" in str(meta.get("note", "")) else ""
@@ -81,20 +81,21 @@ def _classes(meta: dict[str, Any]) -> int | None:
     return None if meta.get("classes") is None else count(meta["classes"], 1, "classes")
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def _arrays(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of a data set, and the names of all that are there."""
     try:
         with np.load(path, allow_pickle=False) as z:
-            return {k: z[k] for k in z.files if k in ARRAYS or k.startswith(TYPED)}
+            return {k: z[k] for k in z.files if k in ARRAYS or k.startswith(TYPED)}, z.files
     except Exception as e:
         raise InputError(f"the arrays must be readable, got {type(e).__name__}: {_line(e)}") from None
 
 
-def _plain(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _plain(found: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
     """The arrays of a graph without types, once all that are needed are there."""
     a = {k: found[k] for k in ARRAYS if k in found}
-    for names in ("indptr", "indices", "x|x_indptr x_indices x_shape", "y|y_packed y_shape", *SPLIT_ARRAYS):
-        if not any(all(k in a for k in way.split()) for way in names.split("|")):
-            raise InputError(f"the arrays must include {names.replace('|', ' or ')}, got {', '.join(a) or 'none'}")
+    for ways in ("indptr", "indices", "x|x_indptr x_indices x_shape", "y|y_packed y_shape", *SPLIT_ARRAYS):
+        if not any(all(k in a for k in way.split()) for way in ways.split("|")):
+            raise InputError(f"the arrays must include {ways.replace('|', ' or ')}, got {', '.join(names) or 'none'}")
     return a
 
 
@@ -272,7 +273,7 @@ def of_pyg(data: Data | HeteroData, name: str) -> tuple[Dataset | TypedDataset, 
     wanted = ("x", "y", "edge_index", *(f"{part}_mask" for part in SPLITS))
     lacking = [k for k in wanted if not torch.is_tensor(getattr(data, k, None))]
     if lacking:
-        raise InputError(f"the Data must have the tensors {', '.join(lacking)}, got {', '.join(data.keys())}")
+        raise InputError(f"the Data must have the tensors {', '.join(lacking)}, got {', '.join(data.to_dict())}")
     splits = {part: first_mask(data[f"{part}_mask"]) for part in SPLITS}
     weight, attr = (getattr(data, name, None) for name in ("edge_weight", "edge_attr"))
     graph = Graph.from_edge_index(data.edge_index, weight, data.x.shape[0], attr)

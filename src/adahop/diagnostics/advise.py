@@ -314,6 +314,6 @@ def _why(first: Candidate, others: list[Candidate], learning: list[float] | list
     slowest = max(one.step_ms for one in [first, *others])
     shares = ", ".join(in_words(learning))
     return (
-        f"{lead}; a step takes {first.step_ms:.1f} ms where the slowest candidate takes {slowest:.1f}; learned odds "
-        f"can take away at most {shares} of uniform draws' variance, by layer"
+        f"{lead}; a step takes {first.step_ms:.1f} ms where the slowest candidate takes {slowest:.1f}; learned "
+        f"probabilities can take away at most {shares} of uniform draws' variance, by layer"
     )

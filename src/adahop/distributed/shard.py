@@ -25,7 +25,7 @@ def write(data: NodeData, out: str | Path, parts: int, how: str) -> list[int]:
     "range" leaves the numbers as they are and cuts them where each part has about the same bytes; "metis" keeps
     neighbours together. `load` takes the folder as well: it is a data set like others.
     """
-    one_of(how, HOW, "partition")
+    one_of(how, HOW, "how")
     _no_features("attr" if data.graph.attr is not None else None)
     n = data.graph.num_nodes
     if not 1 <= count(parts, 1, "parts") <= n:

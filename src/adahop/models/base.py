@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from adahop.block import Block, nothing
-from adahop.checks import InputError, between, count, of_kind, one_of, room_for
+from adahop.checks import InputError, between, count, fields, of_kind, one_of, room_for
 from adahop.features import Features, SparseFeatures, TableValues, Values, dense, mapped
 from adahop.graph import Graph
 from adahop.models.full_graph import ChunkedRows, full_batch, in_chunks
@@ -106,7 +106,7 @@ class GNN(nn.Module):
 
     def forward(self, batch: NodeBatch) -> Tensor:
         """Outputs for the targets of the last block, from `batch.blocks` and `batch.x` or `batch.features`."""
-        return self.decode(self.hidden(batch))
+        return self.decode(self.hidden(fields(batch, ("blocks",), "batch")))
 
     def hidden(self, batch: NodeBatch, layers: int | None = None) -> Tensor:
         """h of the targets after the first `layers` (all).

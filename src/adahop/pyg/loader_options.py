@@ -175,7 +175,7 @@ def fan_outs(num_neighbors: object) -> list[int]:
     if isinstance(given, dict):
         raise InputError("`num_neighbors` must be a list, as the data has no edge types, got a dict")
     if isinstance(given, Tensor | np.ndarray):
-        given = given.tolist()
+        given = as_tensor(given, "num_neighbors").tolist()
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise InputError(f"`num_neighbors` must be a list with one number per hop, got {num_neighbors!r}")
     if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= -1 for k in given):
@@ -300,7 +300,8 @@ def _order(sampler: object) -> Iterable[int] | None:
 def positions(values: Iterable[int], n: int, what: str) -> Tensor:
     """The positions that a torch sampler gives, of a list of n."""
     try:
-        return node_ids([operator.index(i) for i in values], n, what)
+        listed = as_tensor(values, what) if isinstance(values, Tensor) else values
+        return node_ids([operator.index(i) for i in listed], n, what)
     except TypeError:
         raise KindError(f"`{what}` must give positions in `input_nodes`, got {type(values).__name__}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +69,15 @@ class Sampler(OnGraph):
         self._pending: list[tuple[list[Block], list[Tensor]]] | None = None
 
     # --- for users -------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except (RuntimeError, TypeError) as e:
+            raise InputError(
+                "`state_dict` must be that of a sampler with this method, graph and number of layers, got "
+                f"another: {str(e).splitlines()[-1].strip()}"
+            ) from None
 
     def epoch(self, nodes: Any, batch_size: int, shuffle: bool = True) -> Iterator[Tensor]:
         """The nodes in batches, in an order that depends on the seed and the epoch number alone."""

@@ -26,6 +26,7 @@ from adahop.storage import MEMORY, Storage
 BUDGET = 7  # the counter of the budget's rounding, a stream of its own
 SHARED, AUTO = "shared", "auto"
 DRAWS = (*ops.DRAWS, SHARED, AUTO)
+LONG = 2**16  # a larger size is cut to the longest row, as draws reserve room for it
 OVERLAP = 1.0  # "auto" shares sources where a node is a neighbour of so many of a batch's targets on average
 
 
@@ -126,6 +127,11 @@ class NeighborSampler(Sampler):
     def draw_syncs(self) -> bool:  # type: ignore[override]
         return self.policy.own_draw
 
+    @functools.cached_property
+    def longest(self) -> int:
+        """The most neighbours that a row has."""
+        return int((self.graph.edges.last - self.graph.edges.first).max()) if self.graph.edges.last.numel() else 0
+
     def by_target(self) -> NeighborSampler | None:
         if self.how == SHARED:
             return None
@@ -181,7 +187,8 @@ class NeighborSampler(Sampler):
         """How many each row draws: one number for all, one per relation, or a share of the layer's budget each."""
         size, row, relation = self.sizes[layer], rows.row, self.sized.relation
         if not self.budget:
-            return self.sized.of(layer, rows)
+            k = self.sized.of(layer, rows)
+            return k if size <= LONG else k.clamp(max=self.longest)
         if size < 0 and relation is None and self.sized.source is None:
             return one_size(size, row.device)
         assert rows.weigh is not None and isinstance(key, int), "a budget is spread on the host"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adahop.checks import InputError
+from adahop.checks import InputError, as_tensor
 from adahop.ops import Rows
 from adahop.typed import Types
 
@@ -104,11 +104,13 @@ def _list(sizes: Any, key: Any) -> list[int]:
 
 
 def _whole(sizes: Any, what: str) -> list[int]:
-    given = sizes.tolist() if isinstance(sizes, np.ndarray | Tensor) else sizes
+    given = as_tensor(sizes, what).tolist() if isinstance(sizes, np.ndarray | Tensor) else sizes
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) == 0:
         raise InputError(f"`{what}` must be a list with one number per layer, got {sizes!r}")
     if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in given):
-        raise InputError(f"`{what}` must be positive or -1, got {list(given)}")
+        raise InputError(f"`{what}` must be whole numbers, positive or -1, got {list(given)}")
+    if any(k >= 2**63 for k in given):
+        raise InputError(f"`{what}` must be below 2^63, got {list(given)}")
     return [int(k) for k in given]
 
 

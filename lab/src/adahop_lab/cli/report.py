@@ -27,7 +27,7 @@ def report(
     from adahop_lab.experiments.page import build
 
     if not Path(folder).is_dir():
-        raise InputError(f"`folder` must be a folder of results, got {folder}")
+        raise InputError(f"`folder` must be a folder of results of `adahop reproduce`, got {folder}, which is none")
     cells_in = cells_folder(cells)
     names = [name for name in EXPERIMENTS if name != "convergence"]
     if not any(o.facts is not None for name in names for o in outcomes(name, cells_in, Path(folder))):
