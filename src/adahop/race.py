@@ -148,7 +148,8 @@ class Race:
 def _sentence(ahead: float, error: float) -> str:
     """The choice and why: by how much uniform draws are ahead on validation."""
     if ahead > 0:
-        return f"noise uniform: uniform draws of {DRAWS} are ahead on validation by {ahead:.4f} ± {error:.4f}"
+        lead = f"{ahead:.4f} ± {error:.4f}"
+        return f"noise uniform: sampling regularises here; uniform draws of {DRAWS} are ahead on validation by {lead}"
     return f"noise 0: uniform draws of {DRAWS} are behind on validation by {-ahead:.4f} ± {error:.4f}"
 
 
