@@ -230,7 +230,7 @@ def _weights(data: Data | HeteroData, name: str) -> Tensor:
         if name not in store:
             what = f"every relation, {store._key} included" if isinstance(data, HeteroData) else "the data"
             raise InputError(f"`weight_attr` must name an attribute of {what}, got '{name}'")
-    each = ((name if store._key is None else f"{name}[{store._key}]", store) for store in stores)
+    each = (("weight" if store._key is None else f"weight[{store._key}]", store) for store in stores)
     return torch.cat([edge_weights(store[name], store.edge_index.shape[1], what) for what, store in each])
 
 
