@@ -137,6 +137,10 @@ class Config:
         if self.model not in preset.models:
             known = ", ".join(preset.models)
             raise InputError(preset.why_not or f"`model` must be one of {known} for {self.method}, got {self.model}")
+        if models.MODELS[self.model].typed and preset.family == "subgraph":
+            raise InputError(
+                f"`method` must not be a subgraph method for a model over several node types, got {self.method}"
+            )
         weights = models.MODELS[self.model].weights
         method = preset.on(weights)
         check_options(method, self.method_options)

@@ -415,6 +415,7 @@ class TypedFeatures:
         return TypedRows(self, n_id)
 
     __getitem__ = partialmethod(index_select, 0)
+    __iter__ = None  # rows of several widths: no array can be made of them
 
     def to(self, *args: Any, **options: Any) -> TypedFeatures:
         moved = {kind: None if x is None else x.to(*args, **options) for kind, x in self.tables.items()}

@@ -175,7 +175,7 @@ def assemble(
     ).to(config.device)  # fmt: skip
     graph = (data.graph if of_model["edges"] else data.graph.without_edge_features()).normalized(*model.graph)
     method = METHODS[config.method].on(model.weights if remembers else OTHER)
-    known = {"features": data.x, **model.facts()}
+    known = {"features": data.x if graph.types is None else None, **model.facts()}  # types have other columns each
     told = {k: known[k] for k in needs(method, config.method_options)}
     options = {**method.options, **told, **config.method_options}
     storage = storage_in(config.state, graph.num_nodes)

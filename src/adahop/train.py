@@ -139,6 +139,8 @@ def _check(data: NodeData, seed: int, **functions: Any) -> None:
     if getattr(data, "metric", None) is None:
         kind = type(data).__name__
         raise KindError(f"`data` must be what `adahop.load` returns, got {kind} (it takes a PyG Data)")
+    if data.metric == "none":  # of a typed data set
+        raise InputError("`data` must have labels to train on, got a data set without")
     one_of(data.metric, METRICS, "metric")
     fields(data, ("graph", "x", "y", "classes", "train_mask", "val_mask", "test_mask"), "data")
     count(seed, 0, "seed")

@@ -12,6 +12,7 @@ from adahop.checks import InputError
 from adahop.config import Config
 from adahop.datasets.typed import make_typed
 from adahop.features import Schema, TypedFeatures, Values
+from adahop.methods import METHODS
 from adahop.metrics import score
 from adahop.models.typed import sliced
 from adahop.policies import POLICIES
@@ -250,8 +251,9 @@ def test_every_memory_trains(model, estimator):
     assert result.history[-1]["loss"] > 0
 
 
-def test_a_hetero_data_set_trains():
-    plain, data = typed_data(bare=True), HeteroData()
+def data_set(plain):
+    """Typed data as a data set."""
+    data = HeteroData()
     for kind, n in COUNTS.items():
         data[kind].num_nodes = n
         if plain.x.tables[kind] is not None:
@@ -259,9 +261,30 @@ def test_a_hetero_data_set_trains():
     for relation, edges in plain.edges.items():
         data[relation].edge_index = edges
     data["paper"].y = plain.y[:40]
-    made = make_typed(
-        "toy", data, "paper", {p: getattr(plain, f"{p}_mask").nonzero().flatten() for p in ("train", "val", "test")}
-    )
+    splits = {part: getattr(plain, f"{part}_mask").nonzero().flatten() for part in ("train", "val", "test")}
+    return make_typed("toy", data, "paper", splits)
+
+
+@pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.family != "node-wise"])
+def test_other_methods_train_or_are_refused(method):
+    words = {"model": "rgcn", "method": method, "epochs": 2, "sizes": (2, 2), "hidden": 8}
+    if METHODS[method].family == "subgraph":
+        with pytest.raises(InputError, match="`method` must not be a subgraph method for a model over several node"):
+            Config(**words)
+    else:
+        assert adahop.fit(data_set(typed_data(bare=True)), **words).steps == 2
+
+
+def test_a_data_set_without_labels_is_refused():
+    data = HeteroData()
+    data["a"].x, data["a", "to", "a"].edge_index = torch.ones(3, 2), torch.zeros(2, 1, dtype=torch.long)
+    with pytest.raises(InputError, match="`data` must have labels to train on, got a data set without"):
+        adahop.fit(adahop.load(data), model="rgcn")
+
+
+def test_a_hetero_data_set_trains():
+    plain = typed_data(bare=True)
+    made = data_set(plain)
     options = dict(model="rgcn", epochs=2, sizes=(2, 2), hidden=8)
     assert adahop.fit(made, **options).history[-1]["loss"] == adahop.fit(plain, **options).history[-1]["loss"]
 

@@ -706,6 +706,18 @@ def test_data_that_does_not_fit_is_refused_before_anything_is_drawn(how, message
             kind(broken(how), [2, 2], **words)
 
 
+def test_weights_are_checked_by_relation():
+    data = typed_data()
+    for store in data.edge_stores:
+        store.w = torch.ones(store.num_edges)
+    want = next(iter(loader_of(data, weight_attr="w")))[WRITES].e_id
+    data[WRITES].w = torch.ones(400, 1)
+    assert torch.equal(next(iter(loader_of(data, weight_attr="w")))[WRITES].e_id, want)
+    data[CITES].w, data[WRITES].w = torch.ones(499), torch.ones(401)  # as many in all
+    with pytest.raises(InputError, match=r"`weight\[\('paper', 'cites', 'paper'\)\]` must have one number per edge"):
+        loader_of(data, weight_attr="w")
+
+
 def test_seeds_of_a_sampler_are_checked():
     sampler = AdaptiveSampler(typed_data(), [2, 2])
     for kind, ids, message in (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from adahop import make
+from adahop.block import Seeds
 from adahop.checks import InputError
 from adahop.graph import Graph
+from adahop.ops.drawing import cpu
 from adahop.samplers.budget import passed_down, spread
+from adahop.samplers.loop import Merged, sample
 
 
 def stars(degrees: list[int]) -> Graph:
@@ -75,6 +79,17 @@ def test_budgets_leave_the_sum_unbiased(draw):
     exact = torch.zeros(graph.num_nodes).index_add_(0, row, graph.weight * value[graph.indices.long()])[:3]
     error = found.std(0) / len(rows) ** 0.5
     assert ((found.mean(0) - exact).abs() <= 5 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("draw", ["multinomial", "systematic", "poisson"])
+def test_a_layer_without_targets_draws_nothing(draw, monkeypatch):
+    """Memory is filled beforehand, as what is read of it without being written differs from run to run."""
+    monkeypatch.setattr(cpu, "empty", lambda shape, dtype: np.full(shape, 7, dtype))
+    sampler = make("graphsage", stars([3]), [4, 4], draw=draw, budget=True)
+    for seeds in ([], [1]):  # node 1 has no neighbours, so that the second hop has no new nodes
+        merged = Merged()
+        blocks = sample(sampler, Seeds(torch.tensor(seeds, dtype=torch.long)), merged)
+        assert [b.num_edges for b in blocks] == [0, 0] and merged.counts == [len(seeds), 0, 0]
 
 
 def test_what_an_error_counts_for():

@@ -22,6 +22,7 @@ from adahop.checks import (
     as_tensor,
     count,
     device_of,
+    edge_weights,
     flag,
     node_ids,
     of_kind,
@@ -234,7 +235,8 @@ def _weights(data: Data | HeteroData, name: str) -> Tensor:
         if name not in store:
             what = f"every relation, {store._key} included" if isinstance(data, HeteroData) else "the data"
             raise InputError(f"`weight_attr` must name an attribute of {what}, got '{name}'")
-    return torch.cat([store[name] for store in stores])
+    each = (("weight" if store._key is None else f"weight[{store._key}]", store) for store in stores)
+    return torch.cat([edge_weights(store[name], store.edge_index.shape[1], what) for what, store in each])
 
 
 def num_neighbors_of(sampler: NeighborSampler) -> list[int] | dict[Relation, list[int]]:

@@ -28,7 +28,7 @@ class ASGCN(LayerSampler):
     normaliser of q(theta) over today's. For s independent draws the gradient is unbiased but for a factor (s - 1) / s.
     It joins the loss as lambda V / V(now), so that its unit never matters: the gradient is that of lambda log V. Nodes
     sure to come (pi = 1) have no part in it. With a GAT this is AS-GAT. `features` [N, F] are read, never copied;
-    without them log(1 + in-degree) stands in. Memory: F + 1 numbers per layer.
+    without them, as in a typed graph, log(1 + in-degree) stands in. Memory: F + 1 numbers per layer.
 
     >>> sampler = ASGCN(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2], features=torch.eye(4))
     >>> blocks = sampler.sample([0])

@@ -44,7 +44,7 @@ def target_rows(ptr: Tensor, relation: Tensor, nodes: Tensor, only: Tensor | Non
 
 
 def extents(edges: Edges, rows: Rows, ks: np.ndarray = NO_PLACES, ptr: np.ndarray = NO_PLACES) -> Where:
-    """(start, size, begin, loops) per row, and with `ks` the pointer of what is drawn, see `cpu_scan.extents`."""
+    """(start, size, begin, loops) per row, and with `ptr` the pointer of what is drawn, see `cpu_scan.extents`."""
     out = empty((4, rows.row.numel()), np.int64)
     where = (out[0], out[1], out[2], out[3])
     clips = (NO_PLACES if t is None else t.numpy() for t in (rows.since, rows.until))

@@ -202,9 +202,9 @@ def k_of(ks, t):
 def extents(begin, first, last, rows, since, until, ks, where, ptr):
     """Where each row's true neighbours start and how many there are, and the same of its self-loops.
 
-    With `ks`, ptr if k of each row are taken, and its self-loops.
+    With `ptr`, that of what is drawn: k of each row, and its self-loops.
     """
-    many, counts = rows.shape[0], ks.shape[0] > 0
+    many, counts = rows.shape[0], ptr.shape[0] > 0  # no rows have no `ks` either
     start, size, begins, loops = where
     if counts:
         ptr[0] = 0
