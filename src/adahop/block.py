@@ -96,11 +96,15 @@ class Block(NamedTuple):
         return self.edge_index.shape[1]
 
     def by_row(self) -> Block:
-        """The same edges with every row as a target of its own, for a padded block of a typed graph."""
-        assert self.layout is not None and self.row_ptr is not None and self.row is not None
+        """The same edges with every row, a relation and a target, as a target of its own."""
+        assert self.row_ptr is not None and self.row is not None
+        if self.layout is None:
+            ends = torch.stack([self.src, segment_of(self.row_ptr, self.num_edges)])
+        else:
+            ends = self.layout.rows
         return self._replace(
-            num_dst=self.row.numel(), edge_index=self.layout.rows, ptr=self.row_ptr, row=None, row_ptr=None,
-            relation=None, layout=None,
+            num_dst=self.row.numel(), edge_index=ends, ptr=self.row_ptr, row=None, row_ptr=None, relation=None,
+            layout=None,
         )  # fmt: skip
 
     def edge_relation(self) -> Tensor:

@@ -119,9 +119,10 @@ def test_hgt_reads_them_in_its_scores():
     graph = data.graph.normalized(*model.graph)
     block = graph.in_edges(range(graph.num_nodes))
     h = encoded(model, data)
-    with_them, maps = conv.scored(h, conv.queries(h, block), block).score, conv.of_edges
+    given = conv.sources(h, block.n_id), conv.queries(h, block), conv.by_row(block)
+    with_them, maps = conv.scores(*given), conv.of_edges
     conv.of_edges = torch.nn.ModuleDict()
-    plain = conv.scored(h, conv.queries(h, block), block).score
+    plain = conv.scores(*given)
     conv.of_edges = maps
     relation = block.relation.repeat_interleave(block.row_ptr.diff())
     for edge in range(0, block.num_edges, 7):

@@ -189,7 +189,7 @@ def dense_sum(h, src, dst, coef, rows):
 
 
 @pytest.mark.parametrize("threads", [1, 8])
-@pytest.mark.parametrize(("heads", "width"), [(None, 1), (None, 7), (1, 4), (3, 5)])
+@pytest.mark.parametrize(("heads", "width"), [(None, 1), (None, 7), (1, 4), (3, 5), (2, 32)])
 def test_gather_sum_forward_and_backward(heads, width, threads, many_threads):
     h, src, dst, coef, ptr = sum_case(heads, width)
     with ops.threads(threads):
@@ -229,6 +229,23 @@ def test_gather_sum_of_next_to_nothing(edges):
     assert h.grad.tolist() == [[edges, edges]] * (1 if edges else 0) and coef.grad.tolist() == [2] * edges
     none = ops.gather_sum(torch.ones(2, 3), src[:0], src[:0], torch.ones(0), torch.zeros(1, dtype=torch.long))
     assert none.shape == (0, 3)
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize(("heads", "width"), [(1, 4), (3, 5), (2, 32)])
+def test_edge_dot_is_its_reference(heads, width, threads, many_threads):
+    """With its gradients and the gradients of these, in rows without edges too."""
+    h, src, dst, coef, ptr = sum_case(heads, width)
+    q = torch.randn(6, heads, width, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    found = []
+    for form in (ops.edge_dot.cpu, ops.edge_dot.reference):
+        with ops.threads(threads):
+            out = form(q, h, dst, src, ptr)
+            plain = torch.autograd.grad((out * coef).sum(), (q, h), retain_graph=True)
+            first = torch.autograd.grad((out * coef).square().sum(), (q, h), create_graph=True)
+            found.append((out, *plain, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), (q, h))))
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_gather_takes_views_and_skips_unneeded_gradients():

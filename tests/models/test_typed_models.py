@@ -12,6 +12,7 @@ from adahop.checks import InputError
 from adahop.config import Config
 from adahop.datasets.typed import make_typed
 from adahop.features import Schema, TypedFeatures, Values
+from adahop.messages import energy, estimate
 from adahop.methods import METHODS
 from adahop.metrics import score
 from adahop.models.typed import sliced
@@ -70,6 +71,72 @@ def test_hgt_against_a_loop_over_edges():
     assert len(types) == 4 and torch.allclose(
         model.inference(data.graph.normalized(*model.graph), data.x), want, atol=1e-5
     )
+
+
+def edge_by_edge(conv, data, h, own_h, block):
+    """[M, heads] scores and [M, heads, width] messages, every map of a relation applied to every edge."""
+    nodes, query = torch.zeros(len(data.x), 8), torch.zeros(len(data.x), 8)
+    nodes[block.n_id], query[block.targets] = h, own_h
+    q, k, v = (own(maps, x).unflatten(1, (2, 4)) for maps, x in
+               ((conv.query, query), (conv.key, nodes), (conv.value, nodes)))  # fmt: skip
+    j, i, r = block.n_id[block.src], block.targets[block.dst], block.edge_relation()
+    score = torch.einsum("mhd,mhde,mhe->mh", k[j], conv.match[r], q[i]) * conv.prior[r] / 2.0
+    return score, torch.einsum("mhd,mhde->mhe", v[j], conv.pass_on[r])
+
+
+@pytest.mark.parametrize("estimator", ["plain", "snapshot"])
+def test_a_sum_of_hgt_from_a_sample(estimator):
+    """A layer's sum, the energies of its edges, the sums of its relations and gradients, against sums over edges."""
+    data, noise = typed_data(seed=3), 0.25
+    model = build("hgt", data, heads=2, layers=1)
+    conv, graph = model.convs[0], data.graph.normalized(*model.graph)
+    old = torch.randn(len(data.x), 8, generator=torch.Generator().manual_seed(1))
+    model.remember(estimator, graph, data.x, noise=0.0 if estimator == "plain" else noise)
+    model.sums(0).refresh(old, conv, False)
+    with torch.no_grad():
+        conv.prior.uniform_(0.5, 2.0)
+    (block,) = adahop.make("graphsage", graph, [2], seed=1).sample(torch.arange(60))
+    h = (old[block.n_id] + 0.3 * torch.randn(block.num_src, 8)).requires_grad_()
+    found, heard, own_h = [], [], h[:60]
+    conv.listeners = [heard.append]
+    if estimator == "plain":
+        found.append(conv.plain(Values(h), own_h, block))
+    else:
+        found.append(model.sums(0)(conv, Values(h), own_h, block))
+    conv.listeners = []
+
+    score, message = edge_by_edge(conv, data, h, own_h, block)
+    weight, num, full_part = score.exp() * block.scale.unsqueeze(1), [], 0.0
+    changes = weight.unsqueeze(-1) * message
+    den = torch.zeros(60, 2).index_add(0, block.dst, weight)
+    if estimator == "snapshot":
+        full = graph.in_edges(torch.arange(60))._replace(n_id=torch.arange(len(data.x)))
+        full_score, full_message = edge_by_edge(conv, data, old, own_h, full)
+        old_score, old_message = edge_by_edge(conv, data, old[block.n_id], own_h, block)
+        every, was = ((1 - noise) * s.exp() for s in (full_score, old_score))
+        base = torch.zeros(60, 2).index_add(0, full.dst, every)
+        changes = changes - (was * block.scale.unsqueeze(1)).unsqueeze(-1) * old_message
+        den = base + den - torch.zeros(60, 2).index_add(0, block.dst, was * block.scale.unsqueeze(1))
+        den = torch.maximum(den, 0.3 * base)
+        full_part = every.unsqueeze(-1) * full_message
+    den = den.clamp(min=1e-30).unsqueeze(-1)
+    for r in range(len(RELATIONS)):
+        mine = (block.edge_relation() == r).view(-1, 1, 1) * changes
+        part = torch.zeros(60, 2, 4).index_add(0, block.dst, mine)
+        if estimator == "snapshot":
+            part = part.index_add(0, full.dst, (full.edge_relation() == r).view(-1, 1, 1) * full_part)
+        num.append(part / den)
+    want = sum(num)
+    assert torch.allclose(found[0], want, atol=1e-5)
+    energies = (changes / den[block.dst]).square().sum((1, 2))
+    assert torch.allclose(heard[0].read(energy), energies, atol=1e-5) and bool(energies.any())
+    kinds = data.x.schema.kind_of(block.targets)
+    for r, said in heard[0].by_relation():
+        places = (kinds == list(COUNTS).index(RELATIONS[r][2])).nonzero().flatten()
+        assert torch.allclose(estimate(said).view(-1, 2, 4), num[r][places], atol=1e-5)
+    learnt = [h, conv.match, conv.pass_on, conv.prior, *(m.weight for m in (conv.key[0], conv.value[1], conv.query[0]))]
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), learnt) for x in (found[0], want)), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TYPED)

@@ -15,9 +15,9 @@ from adahop.block import Block
 from adahop.checks import InputError, count
 from adahop.features import Schema, TypedFeatures, Values, gather
 from adahop.graph import Graph, OnGraph
-from adahop.messages import Messages, Part, TypedMessages, by_edge
+from adahop.messages import Part, TypedMessages, by_edge
 from adahop.models.base import State
-from adahop.models.typed import Slice, TypedEncoder, TypedGNN, own_maps, per_type, sliced
+from adahop.models.typed import TypedEncoder, TypedGNN, own_maps, per_type, sliced
 from adahop.sum import (
     PLAIN,
     Conv,
@@ -27,38 +27,52 @@ from adahop.sum import (
     checked_features,
     corrected,
     edge_map,
+    relabelled,
     sqrt_scaled,
     zero_messages,
 )
+from adahop.typed import by_relation
 
 
-class ScoredMessages(NamedTuple):
-    """The scores of a block's edges and the messages of its sources, relation by relation."""
+class Sources(NamedTuple):
+    """What nodes offer to targets of any relation: keys K_t h and values V_t h, [nodes, heads, width]."""
+
+    key: Tensor
+    value: Tensor
+
+
+class RowBlock(NamedTuple):
+    """A block row by row, a row being a relation and a target, so that maps of a relation apply to rows, not to edges.
+
+    <k_j M_r, q_i> = <k_j, M_r q_i>, and sum_j a_ij v_j W_r = (sum_j a_ij v_j) W_r.
+    """
 
     block: Block
-    score: Tensor  # [M, heads], in the order of the block's edges
-    parts: list[tuple[Slice, Tensor]]  # with the messages W_r V_t h of the slice's sources, [sources, heads, width]
+    rows: Block  # the same edges, with rows for targets
+    target: Tensor  # [T] of each row, among the block's
+    of: tuple[Tensor, ...]  # the rows of each relation
 
-    def sum(self, coef: Tensor) -> Tensor:
-        """sum of coef * message of every target: [targets, heads, width]."""
-        heads, width = self.score.shape[1], self.parts[0][1].shape[-1]
-        total = coef.new_zeros(self.block.num_dst, heads, width)
-        for r, (part, _) in enumerate(self.parts):
-            total = total.index_add(0, part.places, self.sum_of(r, coef))
-        return total
+    @classmethod
+    def made(cls, block: Block, relations: int) -> RowBlock:
+        assert block.relation is not None and block.row_ptr is not None, "rows have relations"
+        order, ptr = by_relation(block.relation, relations)
+        target = torch.searchsorted(block.ptr[1:], block.row_ptr[1:])
+        return cls(block, block.by_row(), target, order.split(ptr.diff().tolist()))
 
-    def sum_of(self, relation: int, coef: Tensor) -> Tensor:
-        """The part of one relation, for the targets of its type."""
-        part, message = self.parts[relation]
-        return gather(message, part.block, coef[part.edges])
+    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, heads, d] of every row, times its relation's weight [heads, d, e]."""
+        parts = [torch.einsum("thd,hde->the", x.index_select(0, at), w) for at, w in zip(self.of, weight, strict=True)]
+        done = torch.cat(parts)
+        return torch.empty_like(done).index_copy(0, torch.cat(self.of), done)
 
-    def per_edge(self, relation: int, coef: Tensor) -> Tensor:
-        """[M, heads, width] coef * message of each edge of a relation."""
-        part, message = self.parts[relation]
-        return coef[part.edges].unsqueeze(-1) * message[part.block.src]
+    def total(self, sums: Tensor) -> Tensor:
+        """[targets, heads, width] from the sums of rows."""
+        return ops.segment_sum(sums, self.target, self.block.num_dst)
 
-
-Weighted = tuple[ScoredMessages, Tensor]  # with a coefficient per edge and head
+    def total_of(self, relation: int, sums: Tensor, places: Tensor) -> Tensor:
+        """The part of one relation, for some of the targets."""
+        at = self.of[relation]
+        return ops.segment_sum(sums[at], self.target[at], self.block.num_dst)[places]
 
 
 class HGTConv(Conv):
@@ -85,62 +99,71 @@ class HGTConv(Conv):
         maps = {str(r): edge_map(features, heads) for r, features in enumerate(edges)}
         self.of_edges = nn.ModuleDict({r: each for r, each in maps.items() if each is not None})
 
+    def in_heads(self, h: Tensor, n_id: Tensor, *maps: nn.ModuleList) -> list[Tensor]:
+        """[nodes, heads, width]: h of some nodes through the map of their type, by each of these sets of maps."""
+        return [out.unflatten(1, (self.heads, self.width)) for out in per_type(h, self.schema.kind_of(n_id), *maps)]
+
     def queries(self, own: Tensor, block: Block) -> Tensor:
-        """[targets, heads, width]: Q_t h of the targets."""
-        return per_type(self.query, own, self.schema.kind_of(block.targets)).unflatten(1, (self.heads, self.width))
+        """Q_t h of the targets."""
+        return self.in_heads(own, block.targets, self.query)[0]
 
-    def scored(self, h: Tensor, query: Tensor, block: Block) -> ScoredMessages:
-        """Scores and messages from the sources' h and the targets' queries."""
-        heads, types = (self.heads, self.width), list(self.schema.counts)
-        kinds = self.schema.kind_of(block.n_id)
-        places = {t: (kinds == i).nonzero().flatten() for i, t in enumerate(types)}
-        local = torch.zeros(block.num_src, dtype=torch.long, device=h.device)
-        for t in types:
-            local[places[t]] = torch.arange(places[t].numel(), device=h.device)
-        key, value = (
-            {t: each(h[places[t]]).unflatten(1, heads) for t, each in zip(types, maps, strict=True)}
-            for maps in (self.key, self.value)
-        )
-        parts, scores = [], []
-        for r, part in enumerate(sliced(block, self.schema)):
-            source, dst = self.schema.relations[r][0], part.block.dst
-            edge_index = torch.stack([local[part.block.src], dst])
-            part = part._replace(block=part.block._replace(n_id=block.n_id[places[source]], edge_index=edge_index))
-            k = torch.einsum("shd,hde->she", key[source], self.match[r])
-            score = (k[part.block.src] * query[part.places][dst]).sum(-1) * self.prior[r] * self.width**-0.5
-            features = self.features_of(r, part.block)
-            scores.append(score if features is None else score + features)
-            parts.append((part, torch.einsum("shd,hde->she", value[source], self.pass_on[r])))
-        edges = torch.cat([part.edges for part, _ in parts])
-        return ScoredMessages(block, torch.cat(scores)[edges.argsort()], parts)
+    def sources(self, h: Tensor, n_id: Tensor) -> Sources:
+        return Sources(*self.in_heads(h, n_id, self.key, self.value))
 
-    def features_of(self, relation: int, block: Block) -> Tensor | None:
-        """[M, heads] what the edge features of a relation add to its scores."""
-        if str(relation) not in self.of_edges:
-            return None
-        each = cast(nn.Linear, self.of_edges[str(relation)])
-        return each(checked_features(None if block.attr is None else block.attr[0], each.in_features))
+    def by_row(self, block: Block) -> RowBlock:
+        return RowBlock.made(block, len(self.schema.relations))
+
+    def passed(self, relation: int, value: Tensor) -> Tensor:
+        """Messages W_r v from values v [.., heads, width]."""
+        return torch.einsum("mhd,hde->mhe", value, self.pass_on[relation])
+
+    def scores(self, sources: Sources, query: Tensor, by_row: RowBlock) -> Tensor:
+        """[M, heads] of every edge."""
+        match = self.match.mT * (self.prior * self.width**-0.5)[:, :, None, None]
+        asked, rows = by_row.mapped(query.index_select(0, by_row.target), match), by_row.rows
+        return self.with_features(ops.edge_dot(asked, sources.key, rows.dst, rows.src, rows.ptr), by_row.block)
+
+    def with_features(self, score: Tensor, block: Block) -> Tensor:
+        """The scores with what edge features add to them."""
+        if len(self.of_edges) == 0:
+            return score
+        places, ptr = by_relation(block.edge_relation(), len(self.schema.relations))
+        for r, edges in enumerate(places.split(ptr.diff().tolist())):
+            if str(r) in self.of_edges:
+                each = cast(nn.Linear, self.of_edges[str(r)])
+                features = checked_features(None if block.attr is None else block.attr[r], each.in_features)
+                score = score.index_add(0, edges, each(features))
+        return score
+
+    def row_sums(self, value: Tensor, coef: Tensor, by_row: RowBlock) -> Tensor:
+        """[T, heads, width] the sum of coef v_j W_r of every row."""
+        return by_row.mapped(gather(value, by_row.rows, coef), self.pass_on)
 
     def forward(self, h: Tensor | Values, own: Tensor | None, block: Block, estimator: Sum = PLAIN) -> Tensor:
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
         total = self.plain(values, own, block) if estimator is PLAIN else estimator(self, values, own, block)
         kinds = self.schema.kind_of(block.targets)
-        new = per_type(self.out, gelu(total.flatten(1)), kinds)
+        (new,) = per_type(gelu(total.flatten(1)), kinds, self.out)
         gate = torch.sigmoid(self.gate)[kinds].unsqueeze(1)
         return gate * new + (1 - gate) * own
 
     def plain(self, values: Values, own: Tensor, block: Block) -> Tensor:
         """The sum from the sample alone."""
-        scored = self.scored(values.rows(), self.queries(own, block), block)
-        coef = ops.softmax(scored.score, block.dst, block.num_dst, block.scale)
+        by_row, sources = self.by_row(block), values.once("sources", lambda: self.sources(values.rows(), block.n_id))
+        score = self.scores(sources, self.queries(own, block), by_row)
+        coef = ops.softmax(score, block.dst, block.num_dst, block.scale)
 
+        @torch.no_grad()
         def messages() -> TypedMessages:
-            sent = [(p, Messages(p.block, coef.detach()[p.edges], Values(m))) for p, m in scored.parts]
-            return TypedMessages(block, [Part(r, p.edges, m) for r, (p, m) in enumerate(sent)])
+            parts = []
+            for r, p in enumerate(sliced(block, self.schema)):
+                said = self.passed(r, sources.value.index_select(0, p.block.src))
+                parts.append(Part(r, p.edges, by_edge(p.block, coef.index_select(0, p.edges), said)))
+            return TypedMessages(block, parts)
 
         self.notify(messages)
-        return scored.sum(coef)
+        return by_row.total(self.row_sums(sources.value, coef, by_row))
 
 
 class ExactRelations(OnGraph, Sum):
@@ -151,23 +174,33 @@ class ExactRelations(OnGraph, Sum):
     def __init__(self, graph: Graph, x: TypedFeatures, encode: TypedEncoder):
         super().__init__()
         self.graph, self.x, self.encoders = graph, x, [encode]  # in a list: it is registered with the model
+        self.scratch = ops.Scratch()
 
     def forward(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Tensor:  # type: ignore[override]
         assert own is not None
-        full = self.graph.in_edges(block.targets, compact=True)
+        known = values if values.mean is None else values.mean  # a step with dropout calls this twice
+        by_row = known.once("all neighbours", lambda: conv.by_row(self.full_block(block)))
+        full = by_row.block
         h = self.encoders[0](self.x.index_select(0, full.n_id), values.share)
-        scored = conv.scored(h, conv.queries(own, block), full)
-        coef = ops.softmax(scored.score, full.dst, full.num_dst, full.scale)
+        sources = conv.sources(h, full.n_id)
+        coef = ops.softmax(conv.scores(sources, conv.queries(own, block), by_row), full.dst, full.num_dst)
+        sums = conv.row_sums(sources.value, coef, by_row)
 
         def messages() -> TypedMessages:
             parts = []
             for r, p in enumerate(sliced(block, conv.schema)):
                 zero = coef.new_zeros(p.block.num_edges, coef.shape[1])
-                parts.append(Part(r, p.edges, zero_messages(p.block, zero, partial(scored.sum_of, r, coef))))
+                total = partial(by_row.total_of, r, sums, p.places)
+                parts.append(Part(r, p.edges, zero_messages(p.block, zero, total)))
             return TypedMessages(block, parts)
 
         conv.notify(messages)
-        return scored.sum(coef)
+        return by_row.total(sums)
+
+    def full_block(self, block: Block) -> Block:
+        """All in-edges of the targets."""
+        full = self.graph.in_edges(block.targets)
+        return relabelled(full.src[:0], full, self.scratch, self.graph.num_nodes, False)[1]
 
 
 class RelationsVariate(Variate):
@@ -185,38 +218,47 @@ class RelationsVariate(Variate):
     def estimated(self, conv: HGTConv, values: Values, own: Tensor | None, block: Block) -> Estimate:  # type: ignore[override]
         assert own is not None
         self.flush()
-        query, full = conv.queries(own, block), self.graph.in_edges(block.targets, compact=True)
-        new = values.once("scored", lambda: conv.scored(values.rows(), query, block))
-        old = conv.scored(self.history.pull(block.n_id), query, block)
-        full_old = conv.scored(self.history.pull(full.n_id), query, full)
-        w_full, w_new, w_old, den = corrected(full_old.score, new.score, old.score, full, block, self.trust)
+        ids, full = relabelled(block.n_id, self.graph.in_edges(block.targets), self.scratch, self.nodes, False)
+        query, drawn, every = conv.queries(own, block), conv.by_row(block), conv.by_row(full)
+        new = values.once("sources", lambda: conv.sources(values.rows(), block.n_id))
+        full_old = conv.sources(self.history.pull(ids), ids)
+        old = Sources(*(each[: block.num_src] for each in full_old))
+        full_score, new_score, old_score = (
+            conv.scores(each, query, rows) for each, rows in ((full_old, every), (new, drawn), (old, drawn))
+        )
+        w_full, w_new, w_old, den = corrected(full_score, new_score, old_score, full, block, self.trust)
         if self.training and self.kind == "history":
             self.history.push_later(block.n_id, values.rows().detach())  # the backward pass still reads the old rows
-        total = (full_old.sum(w_full) + new.sum(w_new) - old.sum(w_old)) / den.unsqueeze(-1)
-        pairs = (new, w_new), (old, w_old), (full_old, w_full)
-        return Estimate(total, w_new / den[block.dst], lambda: self._messages(block, *pairs, den))
+        known = conv.row_sums(full_old.value, w_full, every)
+        change = conv.row_sums(new.value, w_new, drawn) - conv.row_sums(old.value, w_old, drawn)
+        coef = w_new / den[block.dst]
+
+        @torch.no_grad()
+        def messages() -> TypedMessages:
+            """The random part, which is the change of every message; and the sums of each relation."""
+            old_coef, parts = w_old / den[block.dst], []
+            for r, p in enumerate(sliced(block, conv.schema)):
+                changed = [
+                    c.index_select(0, p.edges).unsqueeze(-1) * each.value.index_select(0, p.block.src)
+                    for c, each in ((coef, new), (old_coef, old))
+                ]
+                one = block.scale.new_ones(len(p.edges))
+                m = by_edge(p.block, one, conv.passed(r, changed[0] - changed[1]).flatten(1))
+
+                def total(r: int = r, places: Tensor = p.places) -> Tensor:
+                    parts = (rows.total_of(r, sums, places) for rows, sums in ((every, known), (drawn, change)))
+                    return sum(parts) / den[places].unsqueeze(-1)
+
+                parts.append(Part(r, p.edges, m._replace(total=total)))
+            return TypedMessages(block, parts)
+
+        return Estimate((every.total(known) + drawn.total(change)) / den.unsqueeze(-1), coef, messages)
 
     def dropout_sum(self, conv: HGTConv, values: Values, block: Block, coef: Tensor) -> Tensor:  # type: ignore[override]
         assert values.mean is not None
-        coef, mean = sqrt_scaled(block, coef), values.mean
-        scored = conv.scored(values.rows(), conv.queries(values.rows(block.num_dst), block), block)
-        return scored.sum(coef) - mean.cached["scored"].sum(coef)
-
-    @torch.no_grad()
-    def _messages(self, block: Block, new: Weighted, old: Weighted, full: Weighted, den: Tensor) -> TypedMessages:
-        """The random part, which is the change of every message; and the sums of each relation."""
-        parts = []
-        for r, (part, _) in enumerate(new[0].parts):
-            change = new[0].per_edge(r, new[1]) - old[0].per_edge(r, old[1])
-            change = change / den[block.dst[part.edges]].unsqueeze(-1)
-            m = by_edge(part.block, block.scale.new_ones(len(part.edges)), change.flatten(1))
-
-            def total(r: int = r, places: Tensor = part.places) -> Tensor:
-                stale, drawn, known = (scored.sum_of(r, coef) for scored, coef in (old, new, full))
-                return (known + drawn - stale) / den[places].unsqueeze(-1)
-
-            parts.append(Part(r, part.edges, m._replace(total=total)))
-        return TypedMessages(block, parts)
+        added = conv.in_heads(values.rows(), block.n_id, conv.value)[0] - values.mean.cached["sources"].value
+        by_row = conv.by_row(block)
+        return by_row.total(conv.row_sums(added, sqrt_scaled(block, coef), by_row))
 
 
 class HGT(TypedGNN):

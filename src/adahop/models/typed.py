@@ -135,11 +135,12 @@ def by_span(maps: nn.ModuleList, h: Tensor, spans: Iterable[Span]) -> Tensor:
     return torch.cat([maps[kind](h[start:stop]) for kind, start, stop in spans])
 
 
-def per_type(maps: nn.ModuleList, h: Tensor, kinds: Tensor) -> Tensor:
-    """Every row through the map of its type."""
-    places = [(kinds == i).nonzero().flatten() for i in range(len(maps))]
-    done = torch.cat([each(h[p]) for each, p in zip(maps, places, strict=True)])
-    return torch.empty_like(done).index_put((torch.cat(places),), done)
+def per_type(h: Tensor, kinds: Tensor, *maps: nn.ModuleList) -> tuple[Tensor, ...]:
+    """Every row through the map of its type, by each of these sets of maps."""
+    places = [(kinds == i).nonzero().flatten() for i in range(len(maps[0]))]
+    order, parts = torch.cat(places), [h.index_select(0, p) for p in places]
+    done = [torch.cat([each(part) for each, part in zip(of, parts, strict=True)]) for of in maps]
+    return tuple(torch.empty_like(out).index_copy(0, order, out) for out in done)
 
 
 class RowSums(NamedTuple):
@@ -190,7 +191,7 @@ class RelationalConv(Conv):
         values = h if isinstance(h, Values) else Values(h)
         assert own is not None
         if block.layout is None:
-            out = per_type(self.own, own, self.schema.kind_of(block.targets))
+            (out,) = per_type(own, self.schema.kind_of(block.targets), self.own)
         else:
             sums = self.row_sums(values, block, estimator)
             if sums is not None:

@@ -30,6 +30,7 @@ from adahop.ops.segments import lower_bound, pointer, ranges, segment_max, segme
 from adahop.ops.summing import (
     attend,
     change,
+    edge_dot,
     energies,
     fetch,
     full_sum,

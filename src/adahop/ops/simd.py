@@ -174,6 +174,20 @@ def sum_part(_, array, i, lo, hi):
 
 
 @intrinsic
+def add16(_, out, o, array, i, times):
+    """out[o : o + 16] += times * array[i : i + 16]."""
+
+    def codegen(context, builder, signature, args):
+        out, o, array, i, times = args
+        place = _place(context, builder, signature.args[0], out, o, _SINGLES)
+        more = builder.fmul(_splat(builder, times), _load(context, builder, signature.args[2], array, i))
+        builder.store(builder.fadd(_load(context, builder, signature.args[0], out, o), more), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, array, types.int64, types.float32), codegen
+
+
+@intrinsic
 def pick16(_, array, i, u):
     """The lane of array[i : i + 16] at which its prefix sums pass u * their total."""
 

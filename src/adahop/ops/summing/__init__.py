@@ -7,6 +7,7 @@ from adahop.ops.summing import cpu, reference
 
 CUDA = "adahop.ops.summing.cuda"
 gather_sum = register("gather_sum", reference=reference.gather_sum, cpu=cpu.gather_sum, cuda=f"{CUDA}:gather_rows")
+edge_dot = register("edge_dot", reference=reference.edge_dot, cpu=cpu.edge_dot)
 full_sum = register("full_sum", reference=reference.full_sum, cpu=cpu.full_sum, cuda=f"{CUDA}:full_sum")
 row_sums = register("row_sums", reference=reference.row_sums, cpu=cpu.row_sums)
 change = register("change", reference=reference.change, cpu=cpu.change)

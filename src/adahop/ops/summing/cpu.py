@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
 
 from adahop.ops.segments import segment_sum
-from adahop.ops.simd import kernel, per_line, prefetch, real
+from adahop.ops.simd import WIDE, add16, kernel, per_line, prefetch, real
 from adahop.ops.summing.reference import LEAST, Base, Copies, Drop
 from adahop.ops.threads import get_threads, over
 from adahop.ops.types import LEAST_SUM, NO_PLACES, NO_WEIGHTS, Edges
@@ -45,6 +47,20 @@ def sum_rows(lo, hi, h, src, coef, ptr, out):
                 for c in range(row.shape[0]):
                     row[c] += x0 * real(h0[c])
                 e += 1
+
+
+@kernel
+def sum_heads(lo, hi, h, src, coef, ptr, out):
+    """The same of float32 in heads of 16, 32, ... numbers, which are too few for a loop over them to pay."""
+    heads, width, last = h.shape[1], h.shape[2], ptr[hi] - 1
+    wide, flat, to = heads * width, h.reshape(-1), out.reshape(-1)
+    for i in range(lo, hi):
+        out[i] = 0.0
+        for e in range(ptr[i], ptr[i + 1]):
+            ask(flat, src[min(e + ROWS, last)] * wide, wide)
+            for a in range(heads):
+                for c in range(a * width, (a + 1) * width, WIDE):
+                    add16(to, i * wide + c, flat, src[e] * wide + c, coef[e, a])
 
 
 @kernel
@@ -198,20 +214,28 @@ def square_and_weigh(h, src, coef, times, divisor, dst, out):
 
 
 @nb.njit(nogil=True, cache=True)
-def soften(score, row, scale, most, total, out):
-    """out = e^score scale over the sum of these per row and head; rows in any order."""
+def lessen(score, row, most, out):
+    """out = the score less the largest per row and head; rows in any order."""
     many, heads = score.shape
     most[:] = -np.inf
-    total[:] = 0.0
     for e in range(many):
         for a in range(heads):
             most[row[e], a] = max(most[row[e], a], score[e, a])
     for e in range(many):
+        for a in range(heads):
+            out[e, a] = score[e, a] - most[row[e], a]
+
+
+@nb.njit(nogil=True, cache=True)
+def divide(out, row, scale, total):
+    """out scale over the sum of these per row and head."""
+    many, heads = out.shape
+    total[:] = 0.0
+    for e in range(many):
         one = scale[e] if scale.shape[0] else np.float32(1.0)
         for a in range(heads):
-            x = np.exp(score[e, a] - most[row[e], a]) * one
-            out[e, a] = x
-            total[row[e], a] += x
+            out[e, a] *= one
+            total[row[e], a] += out[e, a]
     for e in range(many):
         for a in range(heads):
             out[e, a] /= max(total[row[e], a], np.float32(1e-30))
@@ -233,9 +257,10 @@ def soften_back(out, row, grad, total, score):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, score, row, rows, scale):
-        out, most, total = torch.empty_like(score), *torch.empty(2, rows, score.shape[1]).unbind()
+        out, per_row = torch.empty_like(score), torch.empty(rows, score.shape[1])
         one = NO_SCALE if scale is None else scale.detach().numpy()
-        soften(score.detach().numpy(), row.numpy(), one, most.numpy(), total.numpy(), out.numpy())
+        lessen(score.detach().numpy(), row.numpy(), per_row.numpy(), out.numpy())
+        divide(out.exp_().numpy(), row.numpy(), one, per_row.numpy())
         ctx.save_for_backward(out, row)
         ctx.rows = rows
         return out
@@ -274,16 +299,39 @@ def bits(h: Tensor) -> np.ndarray:
     return (h if h.dtype == torch.float32 else h.view(SHORT[h.dtype])).numpy()
 
 
+def rows_summed(h: Tensor) -> Callable:
+    """The kernel that sums rows of h."""
+    return sum_heads if h.dtype == torch.float32 and h.shape[1] > 1 and h.shape[2] % WIDE == 0 else sum_rows
+
+
 def summed(h, src, coef, ptr, table, rows, keep) -> Tensor:
     targets, wide = ptr.numel() - 1, h.shape[1] * h.shape[2]
     out = torch.empty(targets, *h.shape[1:])
     args = [bits(h), *(t.detach().numpy() for t in (src, coef, ptr))]
     work = 1 if get_threads() == 1 else args[3] * wide // 8
     if table is None:
-        over(sum_rows, targets, *args, out.numpy(), work=work)
+        over(rows_summed(h), targets, *args, out.numpy(), work=work)
     else:
         args += [table.numpy(), NO_ROWS if rows is None else rows.numpy(), np.float32(float(keep)), out.numpy()]
         over(add_rows, targets, *args, work=work)
+    return out
+
+
+def summed_back(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, rows: int) -> Tensor:
+    """out[s] = sum of coef * h[dst] over the edges from s, for the first `rows` sources."""
+    ptr, at, by = np.empty(rows + 1, np.int64), np.empty(src.numel(), np.int64), np.empty(coef.shape, np.float32)
+    transpose(src.numpy(), dst.numpy(), coef.numpy(), ptr, at, by)
+    out = torch.empty(rows, *h.shape[1:])
+    wide = max(h.shape[1] * h.shape[2] // 8, 1)
+    over(rows_summed(h), rows, h.numpy(), at, by, ptr, out.numpy(), work=ptr * wide)
+    return out
+
+
+def dots(h: Tensor, src: Tensor, q: Tensor, dst: Tensor) -> Tensor:
+    """[M, H]: <q[dst], h[src]> per head."""
+    out = torch.empty(src.numel(), h.shape[1])
+    wide = max(h.shape[1] * h.shape[2] // 8, 1)
+    over(dot_rows, src.numel(), *(t.detach().numpy() for t in (h, src, q, dst, out)), work=wide)
     return out
 
 
@@ -301,16 +349,8 @@ class _GatherSum(torch.autograd.Function):
             return *_gradients(ctx, grad), None, None, None, None
         h, src, dst, coef, _ = (t.detach() for t in ctx.saved_tensors)
         grad = grad.contiguous()
-        dh = dc = None
-        m, wide = src.numel(), max(h[0].numel() // 8, 1) if len(h) else 1
-        if ctx.needs_input_grad[0]:
-            tptr, tdst, tcoef = np.empty(len(h) + 1, np.int64), np.empty(m, np.int64), np.empty(coef.shape, np.float32)
-            transpose(src.numpy(), dst.numpy(), coef.numpy(), tptr, tdst, tcoef)
-            dh = torch.empty_like(h)
-            over(sum_rows, len(h), grad.numpy(), tdst, tcoef, tptr, dh.numpy(), work=tptr * wide)
-        if ctx.needs_input_grad[3]:
-            dc = torch.empty_like(coef)
-            over(dot_rows, m, *(t.numpy() for t in (h, src, grad, dst, dc)), work=wide)
+        dh = summed_back(grad, src, dst, coef, len(h)) if ctx.needs_input_grad[0] else None
+        dc = dots(h, src, grad, dst) if ctx.needs_input_grad[3] else None
         return dh, None, None, dc, None, None, None, None
 
 
@@ -337,6 +377,35 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, b
     else:
         out = summed(h, src, coef, ptr, table, rows, keep)
     return out.squeeze(1) if flat else out
+
+
+class _EdgeDot(torch.autograd.Function):
+    """Forward by edge; backward by target and by source, as the sums whose gradient this is."""
+
+    @staticmethod
+    def forward(ctx, q, h, dst, src, ptr):
+        ctx.save_for_backward(q, h, dst, src, ptr)
+        return dots(h, src, q, dst)
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, h, dst, src, ptr = ctx.saved_tensors
+        dq = dh = None
+        if torch.is_grad_enabled():  # a gradient of this gradient will be asked for
+            back = grad.unsqueeze(-1)
+            return segment_sum(back * h[src], dst, len(q)), segment_sum(back * q[dst], src, len(h)), None, None, None
+        grad = grad.contiguous()
+        if ctx.needs_input_grad[0]:
+            dq = summed(h, src, grad, ptr, None, None, 0.0)
+        if ctx.needs_input_grad[1]:
+            dh = summed_back(q.detach(), src, dst, grad, len(h))
+        return dq, dh, None, None, None
+
+
+def edge_dot(q: Tensor, h: Tensor, dst: Tensor, src: Tensor, ptr: Tensor) -> Tensor:
+    if q.dtype != torch.float32 or h.dtype != torch.float32:
+        return NotImplemented
+    return _EdgeDot.apply(q.contiguous(), h.contiguous(), dst, src, ptr)
 
 
 class _Change(torch.autograd.Function):

@@ -27,6 +27,11 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, b
     return onto(segment_sum(coef.to(h.dtype).unsqueeze(-1) * h[src], dst, ptr.numel() - 1), base)
 
 
+def edge_dot(q: Tensor, h: Tensor, dst: Tensor, src: Tensor, ptr: Tensor) -> Tensor:
+    """[M, H]: <q[dst], h[src]> per head of every edge; q [T, H, C] and h [S, H, C], edges grouped by target."""
+    return (q[dst] * h[src]).sum(-1)
+
+
 def onto(out: Tensor, base: Base) -> Tensor:
     if base is None:
         return out
