@@ -175,3 +175,73 @@ def test_what_cannot_share_says_so():
     with pytest.raises(InputError, match="`disjoint` must be False"):
         sampler.sample([0, 1], Merged(disjoint=True))
     assert sampler.by_target() is None and not sampler.fixed_size and not sampler.by_owner
+
+
+# --- typed graphs ----------------------------------------------------------------------------------------------------
+
+COUNTS = {"a": 30, "b": 20, "c": 300}
+RELATIONS = {("b", "dense", "a"): 400, ("b", "too", "a"): 300, ("c", "sparse", "a"): 90, ("a", "own", "a"): 200}
+
+
+def typed_graph(seed: int = 0) -> Graph:
+    """Into `a`: two dense relations between the same types, a sparse one, one from the type to itself; multi-edges."""
+    g = torch.Generator().manual_seed(seed)
+    edges = {
+        r: torch.stack([torch.randint(COUNTS[end], (many,), generator=g) for end in (r[0], r[2])])
+        for r, many in RELATIONS.items()
+    }
+    return Graph.from_relations(COUNTS, edges).normalized("row", False)
+
+
+def relation_sums(block, h):
+    """[relations, targets, width] sums of the messages of each relation."""
+    out = torch.zeros(len(RELATIONS), block.num_dst, h.shape[1], dtype=h.dtype)
+    message = (block.weight * block.scale).unsqueeze(1).to(h.dtype) * h[block.n_id[block.src]]
+    return out.index_put_((block.edge_relation(), block.dst), message, accumulate=True)
+
+
+@pytest.mark.parametrize("policy", ["uniform", "tracked", "exp3"])
+@pytest.mark.parametrize("draw", ["shared", "auto"])
+def test_the_sums_of_each_relation_are_unbiased(policy, draw):
+    graph, seeds = typed_graph(), torch.arange(0, 30, 2)
+    h = torch.randn(350, 3, generator=torch.Generator().manual_seed(1), dtype=torch.double) + 1.0
+    sampler = adahop.make("graphsage", graph, [2], seed=3, policy=policy, draw=draw)
+    if policy == "tracked":
+        sampler.policy.square.copy_(torch.linspace(0.1, 4.0, graph.num_sources))
+    got = torch.stack([relation_sums(sampler.sample(seeds)[0], h) for _ in range(DRAWS)])
+    want = relation_sums(NeighborSampler(graph, [-1]).sample(seeds)[0], h)
+    assert float(z_scores(got, want).max()) < 4.5
+    assert all(float(each.std(0).max()) > 0.01 for each in got.unbind(1))  # something was left to chance in each
+
+
+def test_auto_decides_for_each_relation():
+    """15 targets have 350 neighbours among 20 by the dense relations, 45 among 300 by the sparse one."""
+    graph, seeds = typed_graph(), torch.arange(0, 30, 2)
+    auto, own = (NeighborSampler(graph, [2], draw=draw, seed=2) for draw in ("auto", "systematic"))
+    a, b = auto.sample(seeds)[0], own.sample(seeds)[0]
+    drawn = [[x.pos[x.edge_relation() == r] for x in (a, b)] for r in range(len(RELATIONS))]
+    assert [one.numel() > other.numel() for one, other in drawn] == [True, True, False, True]
+    assert torch.equal(*drawn[2])
+    assert torch.equal(graph.indices[a.pos].long(), a.n_id[a.src]) and bool((a.row_ptr.diff() >= 0).all())
+    for t, row in enumerate(a.row.tolist()):  # a row's edges lie in it
+        pos = a.pos[a.row_ptr[t] : a.row_ptr[t + 1]]
+        assert bool(((pos >= graph.indptr[row]) & (pos < graph.indptr[row + 1])).all())
+
+
+@pytest.mark.parametrize("draw", ["shared", "auto"])
+def test_typed_batches_are_the_same_for_any_number_of_threads(draw):
+    graph, made = typed_graph(), []
+    for many in (1, 2, 8):
+        with threads(many):
+            made.append(adahop.make("adahop", graph, [2, 2], draw=draw, seed=9).sample(torch.arange(20)))
+    for blocks in made[1:]:
+        for a, b in zip(made[0], blocks, strict=True):
+            assert torch.equal(a.n_id, b.n_id) and torch.equal(a.pos, b.pos) and torch.equal(a.scale, b.scale)
+
+
+def test_one_type_and_relation_draw_as_a_graph_without_types():
+    ends = torch.randint(40, (2, 900), generator=torch.Generator().manual_seed(0))
+    graphs = Graph.from_edge_index(ends, num_nodes=40), Graph.from_relations({"n": 40}, {("n", "to", "n"): ends})
+    for draw in ("shared", "auto"):
+        a, b = (NeighborSampler(g, [2], draw=draw, seed=2).sample(torch.arange(20))[0] for g in graphs)
+        assert torch.equal(a.n_id, b.n_id) and torch.equal(a.pos, b.pos) and torch.equal(a.scale, b.scale)

@@ -105,6 +105,13 @@ class Rows(NamedTuple):
     def targets(self) -> Tensor:
         return self.row if self.dst is None else self.dst
 
+    def at(self, mask: Tensor) -> Rows:
+        """Some of the rows, of the same targets."""
+        target, since, until, of = (
+            None if t is None else t[mask] for t in (self.target, self.since, self.until, self.relation)
+        )
+        return Rows(self.row[mask], self.targets, target, since, until, of, weigh=self.weigh)
+
     @property
     def nodes(self) -> Tensor:
         """[T] the target of each row."""

@@ -43,9 +43,9 @@ class NeighborSampler(Sampler):
     them are exact. A batch reads as many nodes as with other draws, and in a dense graph a target uses many more than k
     of them. The draw scans the neighbourhoods.
     draw="auto": "shared" for a batch whose targets have neighbours in common (`OVERLAP`), else "systematic"; on a GPU
-    always "systematic", whose shape is fixed, and in a typed graph, where sharing was not measured.
+    always "systematic", whose shape is fixed.
     In a typed graph each (relation, target) draws k; sizes may be a dict by relation, and budgets also by the node type
-    of the sources.
+    of the sources. "auto" then decides for each relation; relations that share draw their sources together.
 
     >>> sampler = NeighborSampler(Graph.from_edge_index([[1, 2, 3], [0, 0, 0]]), [2])
     >>> sampler.sample([0])[0].scale.tolist()
@@ -93,7 +93,7 @@ class NeighborSampler(Sampler):
     def shares(self) -> bool:
         """Whether targets may share the sources drawn for a batch."""
         g = self.graph
-        auto = self.how == AUTO and g.types is None and ops.goes_by_sums(g.indptr) and not ops.pads(g.indptr)
+        auto = self.how == AUTO and ops.goes_by_sums(g.indptr) and not ops.pads(g.indptr)
         return auto or self.how == SHARED
 
     @property
@@ -140,9 +140,22 @@ class NeighborSampler(Sampler):
         return other
 
     def expand(self, layer: int, rows: Rows, key: int | random.Stream) -> Drawn | Draw:
-        k, how = self.many(layer, rows, key), self.draw_of(rows)
-        if how == SHARED:
+        k, shared = self.many(layer, rows, key), self.sharing(rows)
+        if shared is None:
+            return self._own(layer, rows, k, key)
+        if bool(shared.all()):
             return self._shared(layer, rows, k, key)
+        parts = []
+        for mask, draw in ((shared, self._shared), (~shared, self._own)):
+            found = draw(layer, rows.at(mask), k if k.numel() == 1 else k[mask], key)
+            if isinstance(found, Draw):
+                found = ops.draw(self.graph.edges, rows.at(mask), found.k, found.how, found.odds, key)
+            parts.append((mask, found))
+        return joined(parts)
+
+    def _own(self, layer: int, rows: Rows, k: Tensor, key: int | random.Stream) -> Drawn | Draw:
+        """Each row draws for itself."""
+        how = "systematic" if self.how == AUTO else self.how
         if self.policy.own_draw and isinstance(key, random.Stream):  # a padded block
             size = self.sizes[layer]
             slots = functools.partial(self.policy.slots, layer, rows, size, how, key)
@@ -152,15 +165,22 @@ class NeighborSampler(Sampler):
             return drawn
         return Draw(k, how, self.policy.odds_for(layer, how), key, self.sizes[layer])
 
-    def draw_of(self, rows: Rows) -> str:
-        """The kind of draw for these rows: "auto" decides by their degrees alone, never by what was drawn."""
-        if self.how != AUTO:
-            return self.how
-        if not self.shares or rows.until is not None:
-            return "systematic"
-        edges = self.graph.edges
-        degrees = edges.last[rows.row] - edges.first[rows.row]
-        return SHARED if int(degrees.sum()) >= OVERLAP * self.graph.num_nodes else "systematic"
+    def sharing(self, rows: Rows) -> Tensor | None:
+        """[T] whether each row shares sources; None: no row does. "auto" decides by degrees alone, never by what was
+        drawn: where a relation's sources have `OVERLAP` of its targets in the batch on average."""
+        if not self.shares:
+            return None
+        if self.how == SHARED:
+            return torch.ones_like(rows.row, dtype=torch.bool)
+        if rows.until is not None:
+            return None
+        edges, types = self.graph.edges, self.graph.types
+        counts = [self.graph.num_nodes] if types is None else [types.num_nodes[kind] for kind, _, _ in types.relations]
+        degrees, relation = edges.last[rows.row] - edges.first[rows.row], rows.relation
+        relation = torch.zeros_like(degrees) if relation is None else relation
+        total = degrees.new_zeros(len(counts)).index_add_(0, relation, degrees)
+        shared = (total >= OVERLAP * torch.tensor(counts, device=total.device))[relation]
+        return shared if bool(shared.any()) else None
 
     def _shared(self, layer: int, rows: Rows, k: Tensor, key: int | random.Stream) -> Drawn:
         """Sources drawn once for all rows, and all edges from them.
@@ -219,6 +239,14 @@ class NeighborSampler(Sampler):
         for layer, (block, e) in enumerate(zip(blocks, energy, strict=True)):
             if block.num_edges:  # skipped layers have none
                 self.policy.update(layer, block, e)
+
+
+def joined(parts: Sequence[tuple[Tensor, Drawn]]) -> Drawn:
+    """What was drawn for some rows and for the others, each given by a mask, in the order of all rows."""
+    row = torch.cat([mask.nonzero().flatten()[ops.segment_of(d.ptr, d.pos.numel())] for mask, d in parts])
+    order, many = row.argsort(stable=True), torch.bincount(row, minlength=parts[0][0].numel())
+    each = (torch.cat(found)[order] for found in zip(*(d[1:] for _, d in parts), strict=True))
+    return Drawn(ops.pointer(many), *each)
 
 
 def draw_refusal(policy: type[Policy], name: str, draw: str) -> str | None:
