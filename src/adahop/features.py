@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import pad
 
 from adahop import ops
 from adahop.block import Block, Ungathered
@@ -260,7 +260,7 @@ def gathered(x: Tensor | Ungathered | SparseFeatures) -> Tensor | SparseFeatures
 
 def dropped(x: Tensor | SparseFeatures, share: float) -> Tensor | SparseFeatures:
     """x with a share of its entries dropped and the others scaled up."""
-    return x.dropped(share) if isinstance(x, SparseFeatures) else dropout(x, share)
+    return x.dropped(share) if isinstance(x, SparseFeatures) else ops.dropout(x, share)
 
 
 def dense(x: Tensor | SparseFeatures) -> Tensor:
@@ -326,7 +326,7 @@ class SparseFeatures:
 
     def dropped(self, share: float) -> SparseFeatures:
         """With a share of all entries dropped, and the others scaled up."""
-        return SparseFeatures(self.ptr, self.column, dropout(self.value, share), self.width, self.row)
+        return SparseFeatures(self.ptr, self.column, ops.dropout(self.value, share), self.width, self.row)
 
     def dense(self) -> Tensor:
         out = self.value.new_zeros(self.shape)

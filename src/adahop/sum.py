@@ -383,7 +383,7 @@ class ExactSum(OnGraph, Sum):
 
     On the CPU a row is formed when it is first read, so that training starts without a pass over the graph.
     With `drops`, `spread` = sqrt(sum of a^2 x^2) is stored too: dropout of a share p of all inputs changes the sum by a
-    standard deviation of spread * sqrt(p / (1 - p)) per entry, and a normal variable of this size is added for it.
+    standard deviation of spread * sqrt(p / (1 - p)) per entry, and noise of this size is added for it.
     """
 
     draws = False
@@ -441,7 +441,7 @@ class ExactSum(OnGraph, Sum):
         if self.spread is None:
             raise InputError("`dropout` must be set before `remember`, got an exact first layer made without it")
         size = ops.table_rows(self.spread, row)
-        return torch.addcmul(sums, size, torch.randn_like(size), value=dropout_std(share))
+        return ops.noisy(sums, size, dropout_std(share))
 
     def moved(self) -> None:
         """On a GPU all rows are formed at once: a captured step cannot form any."""

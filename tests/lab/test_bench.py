@@ -260,12 +260,13 @@ def test_sampling_leaves_rows_and_a_plot(tmp_path, capsys):
 
 
 def test_epoch_has_the_same_keys(tmp_path, capsys):
-    words = "--graph synthetic:300,3000,8,3 --sizes 2,2 --batch-size 64 --rounds 1 --hidden 8 --peers none"
+    words = "--graph synthetic:300,3000,8,3 --sizes 2,2 --batch-size 64 --rounds 1 --hidden 8 --peers none --dropout .1"
     for arch in ("plain", "residual"):
         more = ["--arch", arch, "--methods", "graphsage,bs", "--json", "--out", str(tmp_path / arch)]
         rows, _, code = said(["bench", "epoch", *words.split(), *more], capsys)
         assert not code and [row["method"] for row in rows] == ["graphsage", "bs"]
         assert all(list(row)[:7] == KEYS and row["seconds"] > 0 and row["batches_per_s"] > 0 for row in rows)
+        assert all(row["dropout"] == 0.1 for row in rows)
         assert (tmp_path / arch / "epoch.png").exists()
 
 

@@ -9,14 +9,14 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, elu
+from torch.nn.functional import elu
 
 from adahop.block import Block, nothing
 from adahop.checks import InputError, between, count, fields, of_kind, one_of, room_for
 from adahop.features import Features, SparseFeatures, TableValues, Values, dense, mapped
 from adahop.graph import Graph
 from adahop.models.full_graph import ChunkedRows, full_batch, in_chunks
-from adahop.ops import ranges
+from adahop.ops import dropout, ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
 from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, controlled, dial, make_exact, make_variate
@@ -158,7 +158,7 @@ class GNN(nn.Module):
         return self.act(layer, self.convs[layer](values, own, block, estimator), state), state
 
     def drop(self, h: Tensor) -> Tensor:
-        return dropout(h, self.dropout, self.training) if self.dropout else h
+        return dropout(h, self.dropout) if self.dropout and self.training else h
 
     def act(self, layer: int, out: Tensor, state: State) -> Tensor:
         if self.arch == "residual":

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
 from adahop import ops
 from adahop.block import Block, SlotLayout, Span
@@ -122,7 +121,7 @@ class TypedEncoder(nn.Module):
             ids = rows.n_id[places] - self.schema.starts[name]
             x = rows.features.tables[name]
             if x is None:
-                parts.append(dropout(each(ids), share))
+                parts.append(ops.dropout(each(ids), share) if share else each(ids))
             else:
                 parts.append(Values(x.index_select(0, ids), cast(nn.Linear, each), share).rows())
             order.append(places)

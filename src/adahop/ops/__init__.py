@@ -20,6 +20,7 @@ from adahop.ops.drawing import (
     target_rows,
     visit,
 )
+from adahop.ops.dropping import dropout, noisy
 from adahop.ops.layout import normalise, prepend
 from adahop.ops.learning import Sight, Weights, exp3, grow, push, track
 from adahop.ops.numbering import forget, in_order, induced, number, relabel, relabel_within

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from adahop.datasets.base import Dataset
 from adahop.metrics import criterion
@@ -26,7 +27,8 @@ class DGLTraining:
         places = (g.indptr.int(), g.indices.int(), torch.empty(0, dtype=torch.int32))
         self.graph = self.dgl.graph(("csc", places), num_nodes=g.num_nodes)
         self.sampler = self.dgl.dataloading.NeighborSampler(list(plan.sizes), replace=True)
-        self.net = DGLNet(self._conv, plan.arch, data.x.shape[1], plan.hidden, data.classes, len(plan.sizes))
+        widths = data.x.shape[1], plan.hidden, data.classes
+        self.net = DGLNet(self._conv, plan.arch, *widths, len(plan.sizes), plan.dropout)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, fused=True)
         self.chance = torch.Generator().manual_seed(0)
 
@@ -68,21 +70,25 @@ MakeConv: TypeAlias = Callable[[int, int], nn.Module]
 class DGLNet(nn.Module):
     """The plain or the residual skeleton of `adahop.models.GNN`, over DGL's blocks."""
 
-    def __init__(self, conv: MakeConv, arch: str, inputs: int, hidden: int, outputs: int, layers: int):
+    def __init__(self, conv: MakeConv, arch: str, inputs: int, hidden: int, outputs: int, layers: int, dropout: float):
         super().__init__()
-        self.residual = arch == "residual"
+        self.residual, self.dropout = arch == "residual", dropout
         widths = [hidden] * (layers + 1) if self.residual else [inputs, *[hidden] * (layers - 1), outputs]
         self.convs = nn.ModuleList(conv(a, b) for a, b in pairwise(widths))
         if self.residual:
             self.encoder, self.decoder = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
 
     def forward(self, blocks: list[DGLBlock], x: Tensor) -> Tensor:
+        x = self.drop(x)
         h = z = self.encoder(x) if self.residual else x
         for i, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
-            h = conv(block, h)
+            h = conv(block, self.drop(h) if i else h)
             if self.residual:
                 z = z[: len(h)]
                 h = torch.tanh(h + z)
             elif i < len(self.convs) - 1:
                 h = torch.relu(h)
-        return self.decoder(h) if self.residual else h
+        return self.decoder(self.drop(h)) if self.residual else h
+
+    def drop(self, h: Tensor) -> Tensor:
+        return dropout(h, self.dropout, self.training) if self.dropout else h

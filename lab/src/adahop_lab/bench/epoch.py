@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from adahop.capture import steps
-from adahop.checks import count, one_of
+from adahop.checks import between, count, one_of
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.datasets.base import Dataset
@@ -30,6 +30,7 @@ class EpochBench(ours.Bench):
     rounds: int = 3
     arch: str = "residual"
     hidden: int = 256
+    dropout: float = 0.0
     prefetch: int = 0
     model: str = "gcn"
     half: bool = False
@@ -37,6 +38,7 @@ class EpochBench(ours.Bench):
     def __post_init__(self) -> None:
         super().__post_init__()
         count(self.hidden, 1, "hidden")
+        between(self.dropout, 0.0, 0.999, "dropout")
         for text in self.peers:
             one_of(text.partition(":")[0], ("dgl", "pyg"), "peers")
 
@@ -66,7 +68,7 @@ def _ours(text: str, data: Dataset, plan: EpochBench) -> list[Runner]:
     name, options = ours.parse(text)
     config = Config(
         method=name, sizes=tuple(plan.sizes), hidden=plan.hidden, batch_size=plan.batch_size, arch=plan.arch,
-        dropout=0.0, prefetch=plan.prefetch, device=plan.device, method_options=options, model=plan.model,
+        dropout=plan.dropout, prefetch=plan.prefetch, device=plan.device, method_options=options, model=plan.model,
         half=plan.half, noise=0.0,
     )  # fmt: skip
     if plan.device.startswith("cuda"):
@@ -112,4 +114,5 @@ def row(plan: EpochBench, runner: Runner, n: int, turns: dict[Runner, list[Turn]
         "ratios": against,
         "arch": plan.arch,
         "hidden": plan.hidden,
+        "dropout": plan.dropout,
     }

@@ -57,6 +57,7 @@ def epoch(
     prefetch: Annotated[int, option("Batches that adahop's loader draws ahead in a thread.")] = 0,
     device: Annotated[str, option("cpu, or cuda: then captured and eager, and pyg among the peers.")] = "cpu",
     model: Annotated[str, option("gcn, sage, gat or geniepath.")] = "gcn",
+    dropout: Annotated[float, option("Dropout of the models; `adahop train` has .1.")] = 0.0,
     half: Annotated[bool, option("On a GPU: features and history in half precision.")] = False,
     clock: Annotated[str, option(CLOCK)] = "wall",
     out: Annotated[str | None, option("Folder for epoch.jsonl and a plot.")] = None,
