@@ -260,7 +260,7 @@ def test_criterion():
 @pytest.mark.parametrize(("labels", "metric"), [("labels", "micro-f1"), ("labels", "roc-auc"), ("classes", "roc-auc")])
 def test_fit_for_labels_and_metrics(labels, metric):
     data = toy_data(labels=labels, metric=metric)
-    result = fit(data, method="bs", **{**FAST, "epochs": 6})
+    result = fit(data, method="bs", **{**FAST, "epochs": 20})
     out = result.model.inference(data.graph.normalized(*result.model.graph), data.x)[data.test_mask]
     y = data.y[data.test_mask].numpy()
     if metric == "micro-f1":
@@ -270,7 +270,7 @@ def test_fit_for_labels_and_metrics(labels, metric):
     else:
         want = sk.roc_auc_score(y, out.softmax(1).numpy(), multi_class="ovr")
     assert result.test == pytest.approx(want)
-    assert result.test > 0.55
+    assert result.test > 0.6
 
 
 def test_fit_wants_a_known_metric():
