@@ -178,6 +178,10 @@ class Sum(nn.Module):
     def refresh(self, h: Tensor | SparseFeatures, conv: Conv, snapshots_only: bool) -> None:
         """Renew what is stored from h of every node; `snapshots_only`: histories stay, as their rows are newer."""
 
+    def over_graph(self, graph: Graph, conv: Conv) -> Sum | None:
+        """The sum over all neighbours of every node of this graph, where it is stored since `refresh`; else None."""
+        return None
+
     def flush(self) -> None:
         """Write the rows that the last step left for later."""
         for _, history in self._histories():
@@ -367,6 +371,42 @@ def sqrt_scaled(block: Block, coef: Tensor) -> Tensor:
     return coef * (root if coef.dim() == 1 else root.unsqueeze(1))
 
 
+# --- sums over all neighbours ----------------------------------------------------------------------------------------
+
+
+class FullSum(Sum):
+    """Over all neighbours, read straight from the graph, of h of all nodes: for weights that are the graph's own.
+
+    No gradients. `sums` are those of h where they are known.
+    """
+
+    draws = False
+
+    def __init__(self, graph: Graph, sums: Tensor | None = None):
+        super().__init__()
+        self.graph, self.known = graph, sums
+
+    @staticmethod
+    def serves(graph: Graph, conv: Conv, h: Tensor | SparseFeatures) -> bool:
+        return graph.types is None and not conv.attends and (torch.is_tensor(h) or conv.narrows())
+
+    def forward(self, conv: Conv, values: Values, own: Tensor | None, block: Block) -> Tensor:
+        nodes, kernel = block.targets, conv.kernel()
+        rest = conv.with_edge_sums(conv.rest(own), edge_sums(self.graph, nodes))
+        if self.known is None and conv.narrows():
+            self.graph.prefetch(nodes)
+            total = ops.full_sum(values.mapped(kernel), self.graph.edges, nodes)
+            return total if rest is None else total + rest
+        return mapped(self.sums(values, nodes), kernel, rest)
+
+    def sums(self, values: Values, nodes: Tensor) -> Tensor:
+        """Of h, for some nodes."""
+        if self.known is not None:
+            return self.known.index_select(0, nodes)
+        self.graph.prefetch(nodes)
+        return ops.full_sum(values.rows(), self.graph.edges, nodes)
+
+
 # --- exact sums of the first layer -----------------------------------------------------------------------------------
 
 
@@ -418,6 +458,10 @@ class ExactSum(OnGraph, Sum):
     def left(self) -> int:
         """Rows that are not formed yet."""
         return 0 if self.lazy is None else self.graph.num_rows + 1 - self.lazy.used
+
+    def over_graph(self, graph: Graph, conv: Conv) -> Sum | None:
+        """Itself, which then forms what is missing; not where h is narrower than x."""
+        return self if graph is self.graph and self.x.shape[1] <= len(conv.kernel()) else None
 
     def form(self, rows: Tensor) -> None:
         """Form the sums of those rows that were not read before."""
@@ -810,6 +854,11 @@ class ControlVariate(Variate):
         if self.sums is not None:
             for nodes in torch.arange(len(self.sums.value), device=h.device).split(1 << 14):
                 self.sums.push(nodes, self.history.sums(self.graph, nodes))
+
+    def over_graph(self, graph: Graph, conv: Conv) -> Sum | None:
+        known = None if self.sums is None or self.missing is not None else self.sums.value
+        exact = graph is self.graph and known is not None and known.dtype == torch.float32
+        return FullSum(graph, known) if exact else None
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.missing = None

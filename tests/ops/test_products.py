@@ -15,6 +15,7 @@ def taken(monkeypatch):
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("torch without oneDNN")
     monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(products, "LARGE", 4000)
     monkeypatch.setattr(products, "halved", lambda: True)
 
 
@@ -26,7 +27,7 @@ def given(rows: int, bias: str, requires: bool = True):
     return [t.requires_grad_(requires) for t in made]
 
 
-@pytest.mark.parametrize("rows", [128, 129, 300, 640])
+@pytest.mark.parametrize("rows", [128, 129, 300, 640, 1000])
 @pytest.mark.parametrize("bias", ["none", "shared", "by row"])
 def test_values_and_gradients(rows, bias):
     one, two = given(rows, bias), given(rows, bias)

@@ -19,7 +19,7 @@ from adahop.models.full_graph import ChunkedRows, full_batch, in_chunks
 from adahop.ops import dropout, ranges
 from adahop.seams import NodeBatch
 from adahop.storage import MEMORY, Storage
-from adahop.sum import ESTIMATORS, PLAIN, Conv, Sum, controlled, dial, make_exact, make_variate
+from adahop.sum import ESTIMATORS, PLAIN, Conv, FullSum, Sum, controlled, dial, make_exact, make_variate
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "elu": elu}
 State = dict[str, Tensor]  # what a node carries from layer to layer beside h, a row per row of h
@@ -341,14 +341,21 @@ class GNN(nn.Module):
                     memory.refresh(h, conv, renew != "all")
                 if layer == until:
                     return dense(h)
-                values, out = Values(h, shared=True), ChunkedRows(high - low, self.storage)
+                straight = not conv.listeners  # who listens is told the messages of all edges
+                known = memory.over_graph(graph, conv) if straight and memory is not None else None
+                full = known or (FullSum(graph) if straight and FullSum.serves(graph, conv, h) else None)
+                raw = layer == 0 and known is not None  # its sums are those of x
+                values = Values(x, self.encoder) if raw else Values(h, shared=True)
+                out = ChunkedRows(high - low, self.storage)
                 changed: dict[str, ChunkedRows] = {}
                 for a, b in cuts:
                     given = {k: v[a - low : b - low] for k, v in state.items()}
                     if reencode:
                         given = {**self.initial_state(Values(x[a:b].float(), self.encoder).rows()), **given}
                     own = self.own_rows(h[a:b], conv)
-                    part, after = self.step(layer, values, own, given, graph.in_edges(range(a, b)), PLAIN)
+                    nodes = range(a, b)
+                    block = graph.in_edges(nodes) if full is None else nothing(torch.arange(a, b, device=graph.device))
+                    part, after = self.step(layer, values, own, given, block, full or PLAIN)
                     out.put(a - low, part)
                     for k in (k for k in given if after[k] is not given[k]):
                         changed.setdefault(k, ChunkedRows(high - low, self.storage)).put(a - low, after[k])

@@ -20,6 +20,7 @@ from adahop.ops.registry import register
 
 ROWS = 128  # rows come in multiples of so many
 SMALL = 1 << 22  # products of numbers below which handing over costs more than it gives
+LARGE = 1 << 22  # numbers whose copy, with rows of zeros, would cost more than another kernel
 
 
 def plain(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -54,12 +55,12 @@ def by_row(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same, with rows of zeros after those of `a`."""
     rows = a.shape[0]
     even = -(-rows // ROWS) * ROWS
-    if rows < even:
+    if rows < even and a.numel() <= LARGE:
         wide = a.new_empty(even, a.shape[1])
         wide[:rows], wide[rows:] = a, 0.0
         a = wide
     out = times(a, b, bias)
-    return out if rows == even else out[:rows]
+    return out if len(out) == rows else out[:rows]
 
 
 def outer(a: Tensor, b: Tensor) -> Tensor:

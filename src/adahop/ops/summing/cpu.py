@@ -67,20 +67,35 @@ def sum_heads(lo, hi, h, src, coef, ptr, out):
 def sum_all(lo, hi, h, begin, last, indices, weight, mean, total, rows, out, share, square):
     """out[t] = sum over all edges of rows[t] of weight * h[source], share[t] that of the weights alone; with `mean`,
     of weights over the row's sum. Where there is room for it, square[t] = the sum of the squares."""
-    width, flat, both = h.shape[1], h.reshape(-1), square.shape[0] > 0
+    width, flat, both, weighted = h.shape[1], h.reshape(-1), square.shape[0] > 0, weight.shape[0] > 0
     for t in range(lo, hi):
         v = rows[t]
-        row, end, over, all_weights = out[t], last[v], 1.0, np.float32(0.0)
+        row, e, end, over, all_weights = out[t], begin[v], last[v], 1.0, np.float32(0.0)
         if mean:
             over = max(total[v] if total.shape[0] > 0 else np.float64(end - begin[v]), LEAST_SUM)
+        even = np.float32(1.0 / over)  # what an edge without a weight counts
         row[:] = 0.0
         if both:
             square[t, :] = 0.0
-        for e in range(begin[v], end):
+        while not both and e + 4 <= end:  # four at a time, as in `sum_rows`
+            for j in range(e + ROWS, e + ROWS + 4):
+                ask(flat, np.int64(indices[min(j, end - 1)]) * width, width)
+            x0 = x1 = x2 = x3 = even
+            if weighted:
+                x0, x1, x2, x3 = weight[e], weight[e + 1], weight[e + 2], weight[e + 3]
+                if mean:
+                    x0, x1 = np.float32(np.float64(x0) / over), np.float32(np.float64(x1) / over)
+                    x2, x3 = np.float32(np.float64(x2) / over), np.float32(np.float64(x3) / over)
+            h0, h1, h2, h3 = h[indices[e]], h[indices[e + 1]], h[indices[e + 2]], h[indices[e + 3]]
+            for c in range(width):
+                row[c] += (x0 * real(h0[c]) + x1 * real(h1[c])) + (x2 * real(h2[c]) + x3 * real(h3[c]))
+            all_weights += (x0 + x1) + (x2 + x3)
+            e += 4
+        while e < end:
             ask(flat, np.int64(indices[min(e + ROWS, end - 1)]) * width, width)
-            x, h0 = weight[e] if weight.shape[0] > 0 else np.float32(1.0), h[indices[e]]
-            if mean:
-                x = np.float32(np.float64(x) / over)
+            x, h0 = even, h[indices[e]]
+            if weighted:
+                x = np.float32(np.float64(weight[e]) / over) if mean else weight[e]
             all_weights += x
             for c in range(width):
                 row[c] += x * real(h0[c])
@@ -88,6 +103,7 @@ def sum_all(lo, hi, h, begin, last, indices, weight, mean, total, rows, out, sha
                 x *= x
                 for c in range(width):
                     square[t, c] += x * (real(h0[c]) * real(h0[c]))
+            e += 1
         share[t] = all_weights
 
 
