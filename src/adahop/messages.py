@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from adahop import ops
 from adahop.block import Block
 from adahop.checks import InputError
 from adahop.features import Values, gather
@@ -24,6 +25,10 @@ class Ends(NamedTuple):
     def over(self, block: Block) -> tuple[Tensor, Tensor]:
         """Both, edge by edge."""
         return self.s[block.dst], self.t if self.by_edge else self.t[block.src]
+
+    def added(self, block: Block) -> Tensor:
+        """Their sum, edge by edge."""
+        return self.s[block.dst] + self.t if self.by_edge else ops.add_ends(self.s, self.t, block.src, block.dst)
 
 
 class Messages(NamedTuple):

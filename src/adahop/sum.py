@@ -71,8 +71,7 @@ def attention_of_ends(ends: Ends, block: Block, slope: float, form: str) -> Tens
         return ops.attend(
             ends.s, ends.t, block.src, block.dst, block.ptr, block.scale, slope, block.slots, ends.by_edge
         )
-    s, t = ends.over(block)
-    return attention(leaky_relu(s + t, slope), block, form)
+    return attention(leaky_relu(ends.added(block), slope), block, form)
 
 
 def edge_map(features: int, outputs: int) -> nn.Linear | None:
@@ -320,8 +319,8 @@ class Attention(Conv):
         """t: [sources, ends_width] and False, or [M, ends_width] and True where values are read edge by edge."""
         raise NotImplementedError
 
-    def scores(self, s: Tensor, t: Tensor) -> Tensor:
-        """[M, heads] of every edge, from s and t."""
+    def scores(self, added: Tensor) -> Tensor:
+        """[M, heads] of every edge, from s + t."""
         raise NotImplementedError
 
     def ends(self, values: Values, own: Tensor | None, block: Block) -> Ends:
@@ -340,7 +339,7 @@ class Attention(Conv):
 
     def scored(self, ends: Ends, block: Block) -> Tensor:
         """[M, heads] the scores of a block's edges."""
-        return self.scores(*self.with_edge_scores(ends, block).over(block))
+        return self.scores(self.with_edge_scores(ends, block).added(block))
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         assert ends is not None

@@ -83,8 +83,8 @@ class GATConv(HeadsConv):
             return values.once("t", lambda: values.dot(self.direction(self.src), block)[0]), False
         return values.dot(self.direction(self.src), block)
 
-    def scores(self, s: Tensor, t: Tensor) -> Tensor:
-        return leaky_relu(s + t, self.slope)
+    def scores(self, added: Tensor) -> Tensor:
+        return leaky_relu(added, self.slope)
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         assert ends is not None
@@ -151,8 +151,8 @@ class GATv2Conv(HeadsConv):
     def source(self, values: Values, block: Block | None = None) -> tuple[Tensor, bool]:
         return values.mapped(self.kernel()).flatten(1), False
 
-    def scores(self, s: Tensor, t: Tensor) -> Tensor:
-        active = leaky_relu(s + t, self.slope)
+    def scores(self, added: Tensor) -> Tensor:
+        active = leaky_relu(added, self.slope)
         return (active.view(len(active), self.heads, self.width) * self.score).sum(-1)
 
 

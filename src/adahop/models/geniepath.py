@@ -33,8 +33,8 @@ class BreadthConv(Attention):
     def source(self, values: Values, block: Block | None = None) -> tuple[Tensor, bool]:
         return values.once("t", lambda: self.src(values.rows())), False
 
-    def scores(self, s: Tensor, t: Tensor) -> Tensor:
-        return self.score(torch.tanh(s + t))
+    def scores(self, added: Tensor) -> Tensor:
+        return self.score(torch.tanh(added))
 
     def coef(self, ends: Ends | None, block: Block) -> Tensor:
         return super().coef(ends, block).squeeze(-1)

@@ -29,6 +29,7 @@ from adahop.ops.products import product
 from adahop.ops.registry import OPS, Op, register, uncast
 from adahop.ops.segments import lower_bound, pointer, ranges, segment_max, segment_of, segment_sum, spans
 from adahop.ops.summing import (
+    add_ends,
     attend,
     change,
     edge_dot,

@@ -8,6 +8,7 @@ import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 from adahop.ops.segments import segment_sum
 from adahop.ops.simd import WIDE, add16, kernel, per_line, prefetch, real
@@ -77,7 +78,7 @@ def sum_all(lo, hi, h, begin, last, indices, weight, mean, total, rows, out, sha
         row[:] = 0.0
         if both:
             square[t, :] = 0.0
-        while not both and e + 4 <= end:  # four at a time, as in `sum_rows`
+        while e + 4 <= end:  # four at a time, as in `sum_rows`
             for j in range(e + ROWS, e + ROWS + 4):
                 ask(flat, np.int64(indices[min(j, end - 1)]) * width, width)
             x0 = x1 = x2 = x3 = even
@@ -90,6 +91,11 @@ def sum_all(lo, hi, h, begin, last, indices, weight, mean, total, rows, out, sha
             for c in range(width):
                 row[c] += (x0 * real(h0[c]) + x1 * real(h1[c])) + (x2 * real(h2[c]) + x3 * real(h3[c]))
             all_weights += (x0 + x1) + (x2 + x3)
+            if both:
+                x0, x1, x2, x3 = x0 * x0, x1 * x1, x2 * x2, x3 * x3
+                for c in range(width):
+                    a, b = x0 * (real(h0[c]) * real(h0[c])), x1 * (real(h1[c]) * real(h1[c]))
+                    square[t, c] += (a + b) + (x2 * (real(h2[c]) * real(h2[c])) + x3 * (real(h3[c]) * real(h3[c])))
             e += 4
         while e < end:
             ask(flat, np.int64(indices[min(e + ROWS, end - 1)]) * width, width)
@@ -299,6 +305,63 @@ def softmax(score: Tensor, row: Tensor, rows: int, scale: Tensor | None = None) 
     wide = score.unsqueeze(1) if score.dim() == 1 else score
     out = _Softmax.apply(wide.contiguous(), row.contiguous(), rows, None if scale is None else scale.contiguous())
     return out.squeeze(1) if score.dim() == 1 else out
+
+
+@nb.njit(nogil=True, cache=True)
+def add_two(lo, hi, s, t, src, dst, out):
+    for e in range(lo, hi):
+        one, other = s[dst[e]], t[src[e]]
+        for a in range(out.shape[1]):
+            out[e, a] = one[a] + other[a]
+
+
+@nb.njit(nogil=True, cache=True)
+def add_back(grad, at, out):
+    """out[at[e]] += grad[e]."""
+    for e in range(grad.shape[0]):
+        row = out[at[e]]
+        for a in range(grad.shape[1]):
+            row[a] += grad[e, a]
+
+
+class _AddEnds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, s, t, src, dst):
+        ctx.save_for_backward(src, dst)
+        ctx.rows = len(s), len(t)
+        out = torch.empty(src.numel(), s.shape[1])
+        given = (x.detach().numpy() for x in (s, t, src, dst, out))
+        over(add_two, src.numel(), *given, work=max(s.shape[1] // 8, 1))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        src, dst = ctx.saved_tensors
+        needed, back = ctx.needs_input_grad, []
+        for rows, at, asked in zip(ctx.rows, (dst, src), needed, strict=False):
+            if not asked:
+                back.append(None)
+            elif torch.is_grad_enabled():  # a gradient of this gradient will be asked for
+                back.append(segment_sum(grad, at, rows))
+            else:
+                back.append(torch.zeros(rows, grad.shape[1]))
+                add_back(grad.contiguous().detach().numpy(), at.numpy(), back[-1].numpy())
+        return *back, None, None
+
+
+def add_ends(s: Tensor, t: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    if not s.dtype == t.dtype == torch.float32 or not s.dim() == t.dim() == 2:
+        return NotImplemented
+    return _AddEnds.apply(s.contiguous(), t.contiguous(), src, dst)
+
+
+def attend(
+    s: Tensor, t: Tensor, src: Tensor, dst: Tensor, ptr: Tensor, scale: Tensor, slope: float, slots: int, by_edge: bool
+) -> Tensor:
+    added = s[dst] + t if by_edge else add_ends(s, t, src, dst)
+    if added is NotImplemented:
+        return NotImplemented
+    return softmax(leaky_relu(added, slope), dst, ptr.numel() - 1, scale)
 
 
 NO_SCALE = np.empty(0, np.float32)

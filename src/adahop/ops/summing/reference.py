@@ -98,6 +98,11 @@ def rows_dot(x: Tensor, rows: Tensor, w: Tensor) -> Tensor:
     return x[rows].to(w.dtype) @ w.detach()
 
 
+def add_ends(s: Tensor, t: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    """[M, C]: s[dst] + t[src], what the two ends of every edge add up to."""
+    return s[dst] + t[src]
+
+
 def softmax(score: Tensor, row: Tensor, rows: int, scale: Tensor | None = None) -> Tensor:
     """e^score scale / sum over the row of e^score scale; score [M] or [M, H], scale [M] (None: ones)."""
     raw = (score - segment_max(score.detach(), row, rows)[row]).exp()
