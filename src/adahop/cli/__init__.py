@@ -85,7 +85,7 @@ def _missing(context: typer.Context) -> None:
 
 def plugins() -> None:
     """Import what $ADAHOP_PLUGINS names, modules or .py files with commas between, which `adahop.register` methods."""
-    for name in filter(None, os.environ.get("ADAHOP_PLUGINS", "").split(",")):
+    for name in filter(None, map(str.strip, os.environ.get("ADAHOP_PLUGINS", "").split(","))):
         file = Path(name)
         module = file.stem if file.suffix == ".py" else name
         folder = str(file.parent.resolve()) if file.suffix == ".py" else os.getcwd()
