@@ -204,7 +204,7 @@ def test_the_command_line_imports_plugins(tmp_path):
         env = {**os.environ, "ADAHOP_PLUGINS": plugins}
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=120)
 
-    for plugins in ("my_policies.py", "my_policies"):
+    for plugins in ("my_policies.py", " my_policies ,"):
         names = [m["name"] for m in json.loads(said(plugins).stdout)["methods"]]
         assert names[-2:] == ["inverse-degree", "largest"]
     missing = said("nowhere.py")

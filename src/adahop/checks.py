@@ -132,16 +132,27 @@ def as_tensor(values: Any, what: str) -> Tensor:
         if values.is_meta or values.layout is not torch.strided:
             kind = "on the meta device" if values.is_meta else f"of layout {values.layout}; its to_dense() is"
             raise KindError(f"`{what}` must be a dense tensor with values, got one {kind}")
-        return values.detach() if values.requires_grad else values
+        values = values.detach() if values.requires_grad else values
+        wider = WIDER.get(str(values.dtype).removeprefix("torch."))
+        return values if wider is None else values.to(getattr(torch, wider))
     dtype = ""
     try:
         array = np.asarray(values)
         dtype = f" of dtype {array.dtype}" if isinstance(values, np.ndarray) else ""
-        if not array.flags.writeable or array.dtype == np.uint32:
-            array = array.astype(np.int64 if array.dtype == np.uint32 else array.dtype)
-        return torch.as_tensor(array)
+        kind = np.dtype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")))  # torch knows the machine's alone
+        return torch.as_tensor(array if array.flags.writeable and array.dtype == kind else array.astype(kind))
     except (TypeError, ValueError, RuntimeError):
         raise KindError(f"`{what}` must be an array of numbers, got {type(values).__name__}{dtype}") from None
+
+
+WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # torch has these types, but compares none of them
+
+
+def real(t: Tensor, what: str) -> Tensor:
+    """Numbers that are not complex."""
+    if t.is_complex():
+        raise KindError(f"`{what}` must hold real numbers, got dtype {t.dtype}")
+    return t
 
 
 def whole(values: Any, what: str) -> Tensor:
@@ -198,9 +209,7 @@ def edge_weights(values: Any, m: int, what: str = "weight") -> Tensor:
         t = t[:, 0]
     if t.dim() != 1 or t.numel() != m:
         raise InputError(f"`{what}` must have one number per edge, {m} in all, got shape {tuple(t.shape)}")
-    if t.is_complex():
-        raise KindError(f"`{what}` must hold real numbers, got dtype {t.dtype}")
-    t = t.float()
+    t = real(t, what).float()
     bad = ~(torch.isfinite(t) & (t >= 0))
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
@@ -214,9 +223,7 @@ def edge_features(values: Any, m: int, what: str = "edge_attr") -> Tensor:
     t = t.unsqueeze(1) if t.dim() == 1 else t
     if t.dim() != 2 or len(t) != m:
         raise InputError(f"`{what}` must have a row per edge, {m} in all, got shape {tuple(t.shape)}")
-    if t.is_complex():
-        raise KindError(f"`{what}` must hold real numbers, got dtype {t.dtype}")
-    t = t.float()
+    t = real(t, what).float()
     if not bool(torch.isfinite(t).all()):
         at = int((~torch.isfinite(t)).any(1).nonzero()[0])
         raise InputError(f"`{what}` must be finite, got {what}[{at}] = {t[at].tolist()}")

@@ -76,6 +76,24 @@ def test_list_names_everything(run, monkeypatch):
         assert ", ".join(left_out) in row and m.why_not in out
 
 
+@pytest.mark.parametrize("columns", ["20", "60"])
+def test_a_narrow_screen_cuts_no_words(run, monkeypatch, columns):
+    """rich shortens words to "…", or a column to nothing."""
+    monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = run("list")
+    assert "…" not in out and all(name in out for name in (*METHODS, *models.MODELS, *DATASETS))
+    _, out, _ = run("train", *SMALL)
+    assert "…" not in out and "accuracy" in out and "seconds" in out
+    _, out, _ = run("variance", *SMALL, "--methods", "graphsage", "--nodes", "8", "--repeats", "2")
+    assert "…" not in out and "graphsage" in out and "gradient" in out
+
+
+def test_an_option_is_a_number_without_its_zero_too():
+    """As the tables of options write it."""
+    found = cli.pairs(["eta=.05", "step=-.5", "draw=.poisson"], "option")
+    assert found == {"eta": 0.05, "step": -0.5, "draw": ".poisson"}
+
+
 def test_version_and_help(run):
     assert run("--version") == (0, f"adahop {adahop.__version__}\n", "")
     for args in (["--help"], ["train", "--help"]):

@@ -234,6 +234,7 @@ def test_bad_edges(what, desk):
         ("y.csv", "id,label\n7,1\n", r"y\.csv, line 2: a node id must be in \[0, 5\)"),
         ("y.csv", "0\n1\n0.5\n0\n1\n", r"y\.csv, line 3: a label must be a whole number from 0 .*got 0\.5"),
         ("y.csv", "label\n0\n-3\n", r"y\.csv, line 3: a label must be a whole number from 0"),
+        ("y.csv", "-1\n-1\n-1\n-1\n-1\n", r"the labels must name at least one node's class"),
         ("y.csv", "1,0,1\n0,2,1\n", r"y\.csv, line 2: several labels a node must be 0 or 1"),
         ("x.csv", "id,a\nann,1\nbob,2\ncy,1\ndi,2\ned,3\n", r"x\.csv must have numbers for ids .*got 'ann'"),
         ("x.csv", "1,2\n3,4,5\n", r"x\.csv, line 2 must hold 2 columns, .*got '3,4,5'"),

@@ -14,6 +14,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import PPI, Flickr, Planetoid, Reddit2
 
+import adahop
 from adahop.checks import IdError, InputError, KindError
 from adahop.datasets import DATASETS, FORMS, Dataset, load
 
@@ -249,6 +250,19 @@ def test_unlabelled_nodes_may_lie_outside_the_splits(tmp_path):
             load(ring(tmp_path, y=labels))
 
 
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "u8", ">i2", ">u4"])
+def test_whole_numbers_of_any_kind(tmp_path, kind):
+    """torch compares no unsigned numbers of 16 bits or more, and knows the machine's own byte order alone."""
+    ids = {name: np.array(at, kind) for name, at in (("train_idx", [0, 1]), ("val_idx", [2]), ("test_idx", [4]))}
+    data = load(ring(tmp_path, y=np.array([0, 1, 2, 0, 1, 2], kind), **ids))
+    assert data.y.tolist() == [0, 1, 2, 0, 1, 2] and data.train_idx.tolist() == [0, 1]
+    several = load(ring(tmp_path, y=np.eye(6, 3).astype(kind), x=np.arange(12).reshape(6, 2).astype(kind)))
+    assert several.classes == 3 and several.x.dtype == torch.float32
+    if kind[0] != ">":  # a tensor has no byte order
+        edges = torch.tensor([[0, 1], [1, 2]]).to(getattr(torch, np.dtype(kind).name))
+        assert adahop.Graph.from_edge_index(edges).num_nodes == 3
+
+
 BAD = {
     "no indptr": {"indptr": None},
     "no x": {"x": None},
@@ -260,6 +274,8 @@ BAD = {
     "x of five rows": {"x": np.zeros((5, 2), np.float32)},
     "flat x": {"x": np.zeros(6, np.float32)},
     "text x": {"x": np.full((6, 2), "a")},
+    "complex x": {"x": np.ones((6, 2), np.complex64)},
+    "complex y": {"y": np.ones(6, np.complex64)},
     "nan x": {"x": np.full((6, 2), np.nan, np.float32)},
     "y of five": {"y": np.zeros(5, np.int16)},
     "y negative": {"y": np.array([0, 1, -1, 0, 1, 2])},

@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 import adahop
 from adahop import Graph, InputError
 from adahop.datasets import TypedDataset
-from adahop.datasets.typed import with_reverses
+from adahop.datasets.typed import make_typed, with_reverses
 
 RNG = np.random.default_rng(0)
 
@@ -157,6 +157,15 @@ def test_a_saved_hetero_data_without_labels_or_splits(tmp_path):
     assert plain.target is None and plain.graph.num_nodes == 14
     with pytest.raises(InputError, match="must have labels"):
         _ = plain.train_idx
+
+    with pytest.raises(InputError, match="`splits` must have train, val, test, got train"):
+        make_typed("h", hetero(), "a", {"train": [0, 1]})
+    with pytest.raises(InputError, match="`splits` must have train, val, test, got none"):
+        make_typed("h", hetero(), "a")
+    wrong = hetero()
+    wrong["a"].x = wrong["a"].x.to(torch.complex64)
+    with pytest.raises(InputError, match=r"`data\['a'\].x` must hold real numbers, got dtype torch.complex64"):
+        make_typed("h", wrong, None)
 
 
 # --- PyG's by name ----------------------------------------------------------------------------------------------------

@@ -67,6 +67,14 @@ def test_it_recommends_one_of_its_candidates(monkeypatch):
     assert flags["--method"] == chosen["method"] and "--batch-size" not in flags
 
 
+def test_steps_are_timed_where_an_epoch_has_but_one():
+    """The first step compiles kernels: one alone would be its time."""
+    data = adahop.load("planted:300,3000,4,2")
+    one = advice._candidate(data, Config(hidden=8, sizes=(2, 2), batch_size=1000), 0, "graphsage", 2)
+    one.measure()
+    assert one.run.result.steps == advice.FEW + 1
+
+
 def test_it_says_how_sure_it_is():
     config = Config()
     first, level = candidate(config, "adahop", 2, 0.80), candidate(config, "adahop", 5, 0.799)

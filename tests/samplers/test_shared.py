@@ -92,6 +92,14 @@ def test_all_neighbours_are_exact():
     assert torch.equal(block.pos, every.pos) and bool((block.scale == 1).all())
 
 
+def test_a_source_comes_where_less_than_one_is_expected():
+    """Of 12 neighbours 10 are targets, which are exact: draws of its own would bring 1/6 of the others."""
+    graph, seeds = Graph.from_edge_index([range(1, 13), [0] * 12]), torch.arange(11)
+    h = torch.randn(13, 1, generator=torch.Generator().manual_seed(1), dtype=torch.double) + 3.0
+    got = estimates(NeighborSampler(graph, [1], draw="shared", seed=3), seeds, h)
+    assert float(z_scores(got, full_sums(graph, seeds, h)).max()) < 4.5 and float(got.std(0).max()) > 0.01
+
+
 def test_an_edge_with_odds_of_zero_never_comes():
     graph = Graph.from_edge_index([[2, 3, 4, 5, 2, 3, 4, 5], [0, 0, 0, 0, 1, 1, 1, 1]])
     weight = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 0.0])  # 2 -> 0 and 5 -> 1

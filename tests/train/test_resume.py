@@ -138,6 +138,15 @@ def test_flags_that_say_the_same_are_welcome(run, folder):
     assert run("train", "--resume", folder, *flags)[0] == 0
 
 
+def test_flags_that_say_the_same_in_other_words_are_welcome(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    said = ["--noise", "0", "--option", "eta=0.20", "--lr", "1e-2", "--out", "a/"]
+    stopped(monkeypatch, 3, 0, "train", *SMALL, *said, "--checkpoint-every", 1)
+    for flags in (said, ["--noise", "0.0", "--option", "eta=.2", "--out", tmp_path / "a"], ["--sizes", "3, 3"]):
+        code, _, err = run("train", "--resume", "a", *flags)
+        assert code == 0, err
+
+
 @pytest.mark.parametrize("change, words", [
     (lambda p: p.unlink(), "`resume` must be a folder that `adahop train --out` wrote, got"),
     (lambda p: p.write_text("{"), "config.json must be a JSON object"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import sys
 import traceback
@@ -23,7 +22,7 @@ from adahop.datasets import load
 from adahop.datasets.base import Dataset
 from adahop.methods import METHODS
 from adahop.models import MODELS
-from adahop.records import Records
+from adahop.records import Records, json_text
 from adahop.train import Config, Result, fit
 from adahop_lab.plots import convergence
 from adahop_lab.ranking import best_two, show
@@ -62,7 +61,7 @@ def start(
     paths = convergence(histories, data.metric, records.folder / "convergence")
     console.print("plot: " + ", ".join(map(str, paths)), highlight=False, markup=False, soft_wrap=True)
     if as_json:
-        print(json.dumps(summary))
+        print(json_text(summary))
 
 
 def chosen(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from adahop.cli.tables import show_table
 from adahop.methods import METHODS
 from adahop.train import Config
 from adahop_lab.experiments.stats import paired
@@ -42,7 +43,7 @@ def show(console: Console, summary: dict[str, Any], configs: dict[str, Config]) 
             f"{row['val_mean']:.4f}", f"{statistics.fmean(r['steps'] for r in mine):.0f}",
             f"{statistics.fmean(r['seconds'] for r in mine):.2f}",
         )  # fmt: skip
-    console.print(table)
+    show_table(console, table)
     for gone in summary["failed"]:
         console.print(f"failed: {gone['method']}, seed {gone['seed']}: {gone['reason']}", highlight=False, markup=False)
     if len(summary["methods"]) > 1:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adahop.checks import count
+from adahop.cli.tables import show_table
 from adahop.config import Config
 from adahop.records import Records
 from adahop_lab.candidates import NAMES, TUNING, Lines, Row, chosen, count_seconds, train, tuned
@@ -78,4 +79,4 @@ def show(console: Console, dataset: str, metric: str, found: dict[str, list[Row]
         view.add_column(head, no_wrap=head == "candidate")
     for row in rows:
         view.add_row(row["candidate"], *("–" if row[k] is None else f"{row[k]:.4g}" for k in heads))
-    console.print(view)
+    show_table(console, view)

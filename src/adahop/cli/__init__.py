@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
 from importlib import import_module
@@ -84,7 +85,7 @@ def _missing(context: typer.Context) -> None:
 
 def plugins() -> None:
     """Import what $ADAHOP_PLUGINS names, modules or .py files with commas between, which `adahop.register` methods."""
-    for name in filter(None, os.environ.get("ADAHOP_PLUGINS", "").split(",")):
+    for name in filter(None, map(str.strip, os.environ.get("ADAHOP_PLUGINS", "").split(","))):
         file = Path(name)
         module = file.stem if file.suffix == ".py" else name
         folder = str(file.parent.resolve()) if file.suffix == ".py" else os.getcwd()
@@ -152,6 +153,17 @@ def numbers(text: str, what: str) -> list[int]:
         raise InputError(f"`{what}` must be whole numbers with commas between, like 10,10, got '{text}'") from None
 
 
+def levels(text: str) -> float | tuple[float, ...] | str:
+    """'0.5' as 0.5, '0,0.5' as (0.0, 0.5), 'auto' as it is."""
+    if text == "auto":
+        return text
+    try:
+        each = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"`noise` must be auto, or numbers in [0, 1] with commas between, got '{text}'") from None
+    return each[0] if len(each) == 1 else each
+
+
 def pairs(texts: list[str], what: str) -> dict[str, Any]:
     """['eta=0.2', 'draw=systematic'] as {'eta': 0.2, 'draw': 'systematic'}: numbers, true, false, null, else text."""
     out: dict[str, Any] = {}
@@ -160,7 +172,7 @@ def pairs(texts: list[str], what: str) -> dict[str, Any]:
         if not name.isidentifier() or not equals:
             raise InputError(f"`{what}` must be name=value, got '{text}'")
         try:
-            out[name] = json.loads(value)
+            out[name] = json.loads(re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", value))  # .05 is a number, but no JSON
         except ValueError:
             out[name] = value
         if isinstance(out[name], list | dict):

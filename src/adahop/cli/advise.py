@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from typing import Any
@@ -12,10 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from adahop.checks import count
+from adahop.cli.tables import show_table
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics.advise import advise as measured
 from adahop.diagnostics.advise import in_words
+from adahop.records import json_text
 
 
 def start(dataset: str, minutes: float, layers: int, seed: int, as_json: bool, **rest: Any) -> None:
@@ -28,7 +29,7 @@ def start(dataset: str, minutes: float, layers: int, seed: int, as_json: bool, *
     found["recommended"]["command"] = command(dataset, found["recommended"], config)
     show(console, found)
     if as_json:
-        print(json.dumps(found))
+        print(json_text(found))
 
 
 def command(dataset: str, chosen: dict[str, Any], config: Config) -> str:
@@ -59,7 +60,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
             row["method"], str(row["k"]), f"{row['step_ms']:.1f}", f"{row['memory_mb']:.1f}", f"{row['variance']:.2g}",
             f"{row['val']:.4f}", str(row["epochs"]), str(row["rounds"]),
         )  # fmt: skip
-    console.print(table)
+    show_table(console, table)
     console.print(f"[bold]{escape(found['recommended']['command'])}[/]", soft_wrap=True)
     console.print(f"because: {escape(found['recommended']['why'])}")
     level = found["recommended"]["as_good"]

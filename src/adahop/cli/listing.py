@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from adahop.cli.tables import show_table
 from adahop.datasets import DATASETS, FORMS
 from adahop.methods import METHODS
 from adahop.models import MODELS
@@ -23,8 +24,8 @@ def start(as_json: bool) -> None:
     left_out = {m.name: [name for name in MODELS if name not in m.models] for m in METHODS.values()}
     table = Table("method", "family", "unbiased", "state kept", "not for", title="Methods")
     for m in METHODS.values():
-        table.add_row(m.name, m.family, "yes" if m.unbiased else "no", m.state, ", ".join(left_out[m.name]))
-    console.print(table)
+        table.add_row(m.name, m.family, "yes" if m.unbiased else "no", escape(m.state), ", ".join(left_out[m.name]))
+    show_table(console, table)
     console.print("In a typed graph, read per (relation, target) or per (relation, source) for per node.")
     for m in METHODS.values():
         if m.why_not:
@@ -38,4 +39,4 @@ def start(as_json: bool) -> None:
         table = Table(column, "what it is", title=title)
         for name, what in rows.items():
             table.add_row(escape(name), escape(what))  # adahop[ogb] is no markup
-        console.print(table)
+        show_table(console, table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,19 @@ import typer
 
 from adahop.checkpoint import Checkpoints
 from adahop.checks import InputError, count
+from adahop.cli import levels, numbers, pairs
 from adahop.config import Config, as_said
 from adahop.records import Records, sweep
 
 CHECKPOINTS = "checkpoints"
 FREE = ("context", "resume", "checkpoint_every", "as_json")  # flags that do not change the run
+
+READ: dict[str, Callable[[Any], Any]] = {  # flags whose text may say the same in several ways
+    "noise": levels,
+    "sizes": lambda text: numbers(text, "sizes"),
+    "options": lambda texts: pairs(texts, "option"),
+    "out": lambda folder: Path(folder).resolve(),
+}
 
 
 class Stopped:
@@ -46,7 +55,7 @@ class Stopped:
             source = context.get_parameter_source(name)
             if name in FREE or source is None or source.name != "COMMANDLINE":
                 continue
-            if str(value) != str(self.flag(name)):
+            if _meant(name, value) != _meant(name, self.flag(name)):
                 flag = {"options": "option"}.get(name, name)
                 raise InputError(
                     f"`{flag}` must be {self.flag(name)} or left out, as in {self.folder / 'config.json'}, got {value}"
@@ -63,6 +72,11 @@ class Stopped:
         if name in known:
             return known[name]
         return getattr(self.config, name, self.config.model_options.get(name))
+
+
+def _meant(name: str, value: Any) -> Any:
+    """What the text of a flag says: 0 is 0.0, and a folder is the same with a slash behind it."""
+    return READ.get(name, str)(value)
 
 
 def _word(value: Any) -> str:

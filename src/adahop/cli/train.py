@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from typing import Any
@@ -15,13 +14,14 @@ from rich.table import Table
 
 from adahop.checkpoint import pace
 from adahop.checks import InputError, count
-from adahop.cli import numbers, pairs
+from adahop.cli import levels, numbers, pairs
 from adahop.cli.partition import shard
 from adahop.cli.resume import CHECKPOINTS, Stopped, checkpoints, read_json, restarted
+from adahop.cli.tables import show_table
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.distributed import session, strategy
-from adahop.records import Read, Records
+from adahop.records import Read, Records, json_text
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
 
@@ -96,23 +96,12 @@ def go(
 def report(summary: dict[str, Any], as_json: bool) -> None:
     show(Console(stderr=as_json), summary)
     if as_json:
-        print(json.dumps(summary))
+        print(json_text(summary))
 
 
 def training(data: NodeData) -> int:
     """Nodes to train on; of a part, those of all parts."""
     return getattr(data, "training", None) or int(data.train_mask.sum())
-
-
-def levels(text: str) -> float | tuple[float, ...] | str:
-    """'0.5' as 0.5, '0,0.5' as (0.0, 0.5), 'auto' as it is."""
-    if text == "auto":
-        return text
-    try:
-        each = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"`noise` must be auto, or numbers in [0, 1] with commas between, got '{text}'") from None
-    return each[0] if len(each) == 1 else each
 
 
 def method_options(texts: list[str]) -> dict[str, Any]:
@@ -209,6 +198,6 @@ def show(console: Console, summary: dict[str, Any]) -> None:
             str(r["seed"]), f"{r['test']:.4f}", f"{r['val']:.4f}", f"{r['best_epoch']} of {r['epochs']}",
             str(r["steps"]), f"{r['seconds']:.1f}", "–" if r.get("noise") is None else str(r["noise"]),
         )  # fmt: skip
-    console.print(table)
+    show_table(console, table)
     spread = f" ± {summary['test_std']:.4f}" if len(summary["runs"]) > 1 else ""
     console.print(f"test {summary['metric']} [bold]{summary['test_mean']:.4f}[/]{spread}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -12,12 +11,13 @@ from rich.table import Table
 
 from adahop.checks import InputError, count, one_of
 from adahop.cli import numbers, pairs
+from adahop.cli.tables import show_table
 from adahop.cli.train import seed_range
 from adahop.config import Config
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.methods import METHODS
-from adahop.records import Records
+from adahop.records import Records, json_text
 from adahop.run import inputs_of
 from adahop.seams import NodeData
 from adahop.train import fit
@@ -52,7 +52,7 @@ def start(
                 for row in found if records else ():
                     records.row(file, row)  # type: ignore[union-attr]
             for row in last if as_json else ():
-                print(json.dumps(row), flush=True)
+                print(json_text(row), flush=True)
     show(Console(stderr=as_json), rows)
     if records:
         draw(records, rows, way, several=len(tries) > 1)
@@ -133,4 +133,4 @@ def show(console: Console, rows: list[dict[str, Any]]) -> None:
         cells = ["-" if row[k] is None else f"{row[k]:.3g}" for k in numbers]
         named = [escape(" ".join(row["relation"]))] if typed else []
         table.add_row(escape(row["method"]), *named, str(row["k"]), str(row["layer"]), *cells)
-    console.print(table)
+    show_table(console, table)

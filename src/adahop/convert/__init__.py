@@ -176,6 +176,8 @@ def _split(y: np.ndarray, ids: Ids, how: str, seed: int) -> dict[str, np.ndarray
     if len(shares) != 3 or not (np.isfinite(shares) & (shares >= 0)).all() or shares[0] == 0:
         raise InputError(f"`split` must be random: and three shares, the first above 0, got '{how}'")
     labelled = np.flatnonzero(y >= 0 if y.ndim == 1 else (y >= 0).any(1))
+    if not labelled.size:
+        raise InputError("the labels must name at least one node's class to be split at random, got none")
     order = random.shuffled(torch.from_numpy(labelled), random.key(seed)).numpy()
     cuts = np.round(np.cumsum(shares / shares.sum())[:2] * len(order)).astype(int)
     return dict(zip(PARTS, np.split(order, cuts), strict=True))

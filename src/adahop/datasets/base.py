@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from adahop.checks import InputError, as_tensor, node_ids
+from adahop.checks import InputError, as_tensor, node_ids, real
 from adahop.graph import Graph
 from adahop.mapped.data import SPLITS
 from adahop.ops import in_file
@@ -88,7 +88,7 @@ def make(
 ) -> Dataset:
     """A checked Dataset; `splits` has ids or masks under "train", "val" and "test"."""
     n = graph.num_nodes
-    x = as_tensor(x, "x")
+    x = real(as_tensor(x, "x"), "x")
     if x.dim() != 2 or x.shape[0] != n or x.shape[1] == 0:
         raise InputError(f"`x` must have one row per node, {n} in all, and some columns, got shape {tuple(x.shape)}")
     masks = masks_of(splits, n)
@@ -109,6 +109,8 @@ def make(
 
 
 def masks_of(splits: Mapping[str, Any], n: int) -> dict[str, Tensor]:
+    if any(part not in splits for part in SPLITS):
+        raise InputError(f"`splits` must have {', '.join(SPLITS)}, got {', '.join(splits) or 'none'}")
     masks, taken = {}, torch.zeros(n, dtype=torch.bool)
     for part in SPLITS:
         mask = torch.zeros(n, dtype=torch.bool)
@@ -127,12 +129,12 @@ def labels_of(values: Any, n: int, classes: int | None, used: Tensor) -> tuple[T
 
     An unlabelled node has -1 afterwards, in every column.
     """
-    y = as_tensor(values, "y")
+    y = real(as_tensor(values, "y"), "y")
     y = y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y
     if y.dim() not in (1, 2) or y.shape[0] != n:
         raise InputError(f"`y` must have one row per node, {n} in all, got shape {tuple(y.shape)}")
     y = torch.where(y.isnan(), -1.0, y) if y.is_floating_point() else y
-    unlabelled = (y < 0) & (y == -1)  # 255 of an unsigned type equals -1
+    unlabelled = (y < 0) & (y == -1)  # 255 of uint8 equals -1
     unlabelled = unlabelled if y.dim() == 1 else unlabelled.all(1)
     if bool((unlabelled & used).any()):
         at = int((unlabelled & used).nonzero()[0])

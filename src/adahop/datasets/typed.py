@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from adahop.checks import InputError, as_tensor, one_of
+from adahop.checks import InputError, as_tensor, one_of, real
 from adahop.datasets.base import labels_of, masks_of, scale_features
 from adahop.features import TypedFeatures
 from adahop.graph import Graph
@@ -133,7 +133,7 @@ def make_typed(
 
 
 def features_of(values: Any, n: int, what: str) -> Tensor:
-    x = as_tensor(values, what)
+    x = real(as_tensor(values, what), what)
     if x.dim() != 2 or x.shape[0] != n or x.shape[1] == 0:
         raise InputError(
             f"`{what}` must have one row per node of its type, {n} in all, and some columns, got shape {tuple(x.shape)}"

@@ -198,7 +198,8 @@ class NeighborSampler(Sampler):
             chance = chance[possible]
         weight = near.total((chance * self.policy.strength(layer, rows)[near.row]).square()).sqrt()
         expected = -torch.expm1(near.total(torch.log1p(-chance))).sum()  # sources that draws of their own would bring
-        return ops.keep(edges, rows, near, *ops.pick(weight, round(float(expected)), "systematic", key))
+        many = max(1, round(float(expected)))  # few where almost all neighbours are targets, but never none
+        return ops.keep(edges, rows, near, *ops.pick(weight, many, "systematic", key))
 
     def scaled(self, rows: Rows, drawn: Drawn) -> Drawn:
         return self.policy.scaled(rows, drawn)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from adahop.cli.tables import show_table
 from adahop_lab.experiments.catalogue import EXPERIMENTS
 from adahop_lab.experiments.outcome import NOT_RUN, Outcome, best, by_dataset, label, outcomes, said, title
 
@@ -41,7 +42,7 @@ def scores(console: Console, name: str, found: list[Outcome]) -> None:
                 continue
             gap = "" if o.difference is None else f"{o.difference:+.3f}" + ("*" if o.far else "")
             table.add_row(o.cell.name, o.ours.text(), str(o.ours.runs), paper, gap, style="bold" if o is top else "")
-        console.print(table)
+        show_table(console, table)
         if any(o.far for o in rows):
             console.print("* more than two standard deviations; `adahop report` says why", highlight=False)
         for sentence in said(rows):
@@ -63,7 +64,7 @@ def convergence(console: Console, name: str, found: list[Outcome]) -> None:
                 continue
             val, epochs, seconds = (statistics.fmean(r[i] for r in reached) for i in range(3))
             table.add_row(o.cell.name, f"{val:.4f}", f"{epochs:.1f}", f"{seconds:.2f}")
-        console.print(table)
+        show_table(console, table)
 
 
 def _reached(run: dict[str, Any], times: dict[str, Any]) -> tuple[float, int, float]:
@@ -89,7 +90,7 @@ def sizes(console: Console, name: str, found: list[Outcome]) -> None:
             for method, cells in lines.items():
                 table.add_row(method, *([cells[None]] if None in cells else [cells.get(k, "") for k in ks]))
             if lines:
-                console.print(table)
+                show_table(console, table)
 
 
 def _with_noise(o: Outcome) -> str:
@@ -105,7 +106,7 @@ def timing(console: Console, name: str, found: list[Outcome]) -> None:
         for o in rows:
             absent = o.epoch is None
             table.add_row(o.cell.name, NOT_RUN if absent else f"{o.epoch:.3f}", style="dim" if absent else "")
-        console.print(table)
+        show_table(console, table)
 
 
 def regret(console: Console, name: str, found: list[Outcome]) -> None:
@@ -123,7 +124,7 @@ def regret(console: Console, name: str, found: list[Outcome]) -> None:
             part = [statistics.fmean(run["rows"][i]["effective"] for run in runs) for i in marks]
             ends = (statistics.fmean(run[key] for run in runs) for key in ("mean", "bound"))
             table.add_row(o.cell.name, *(f"{v:.2f}" for v in part), *(f"{v:.3g}" for v in ends))
-        console.print(table)
+        show_table(console, table)
 
 
 KINDS: dict[str, Callable[[Console, str, list[Outcome]], None]] = {
