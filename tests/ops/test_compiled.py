@@ -170,7 +170,7 @@ def test_registers_hold_what_kernels_compute(binaries, tmp_path):
     """A few words of a thread at most lie in memory, and shared memory leaves room for many programs at a time."""
     for binary in binaries.values():
         used = usage(binary, tmp_path)
-        assert used["STACK"] <= (64 if binary.launch.name == "subset" else 0), (binary.launch, used)
+        assert used["STACK"] <= (128 if binary.launch.name == "subset" else 16), (binary.launch, used)
         assert binary.compiled.metadata.shared <= 16 << 10, binary.launch
 
 
