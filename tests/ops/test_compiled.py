@@ -17,6 +17,7 @@ import torch
 
 from adahop import capture, ops
 from adahop.config import Config
+from adahop.graph import Graph
 from adahop.methods import make
 from adahop.ops import Odds
 from adahop.run import Run, device_features
@@ -136,6 +137,18 @@ def test_every_kernel_is_launched(launches):
 def test_a_second_graph_compiles_nothing(launches, case):
     assert launches[case]
     assert not launches[f"{case}, again"]
+
+
+@pytest.mark.parametrize("method", ["bs", "thanos"])
+def test_a_row_with_very_many_draws_is_left_to_the_reference(method):
+    """A kernel compares all of a row's draws with each other, where some are of one place."""
+    graph = Graph.from_edge_index([list(range(1, 2001)), [0] * 2000])
+    sampler = make(method, graph, [1500], draw="multinomial", seed=1)
+    with noted() as found:
+        (block,) = sampler.sample(torch.tensor([0]))
+        sampler.update([block], [torch.rand(1500)])
+    assert block.pos.unique().numel() < 1500 and not {"exp3", "grow"} & {name for name, _ in found}
+    assert bool((sampler.policy.arms.weight != 1).any())
 
 
 def test_a_number_has_one_type(launches):
