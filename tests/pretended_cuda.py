@@ -75,6 +75,7 @@ class Device(_Device, Stand):
         self.names.add(CUDA.type)
         self.graph: Graph | None = None  # while a step is captured
         self.dry = self.kernel = False  # while an operation is called for its launches; while its kernels are stood for
+        self.stream = _Stream()
         self.pinned: set[int] = set()
         self.locked: list[Tensor] = []
 
@@ -151,13 +152,19 @@ class Device(_Device, Stand):
 
     @contextlib.contextmanager
     def capture(self, graph: Graph, **_: Any) -> Iterator[None]:
+        """As torch's, the stream of a capture that breaks off stays the current one."""
         chance, self.graph = torch.get_rng_state(), graph
+        stream, self.stream = self.stream, _Stream()
         try:
             yield
+            self.stream = stream
         finally:
             self.graph = None
             torch.set_rng_state(chance)
             graph.end()
+
+    def set_stream(self, stream: _Stream) -> None:
+        self.stream = stream
 
 
 class _Named(TorchFunctionMode):
@@ -193,7 +200,8 @@ def pretended_cuda() -> Iterator[tuple[Device, Noted]]:
     own = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
         "_lazy_init": lambda: None, "synchronize": lambda *_: None, "stream": lambda _: contextlib.nullcontext(),
-        "Stream": _Stream, "current_stream": _Stream, "CUDAGraph": Graph, "graph": device.capture,
+        "Stream": _Stream, "current_stream": lambda *_: device.stream, "set_stream": device.set_stream,
+        "CUDAGraph": Graph, "graph": device.capture, "is_current_stream_capturing": lambda: device.graph is not None,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
     }  # fmt: skip

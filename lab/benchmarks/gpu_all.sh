@@ -1,46 +1,79 @@
 #!/usr/bin/env bash
 # All that a GPU has to show, most important first, in less than nine minutes:
-#   lab/benchmarks/gpu_all.sh FOLDER      a log and, where the job writes one, a JSON file per job; jobs.jsonl: how each ended
-#   SECONDS_IN_ALL=520 PYTHON=python
-# A job that fails or runs past its time is noted, and the next one runs. Kernels are compiled anew.
+#   lab/benchmarks/gpu_all.sh FOLDER            a log and, where the job writes one, a JSON file per job; jobs.jsonl: how each ended
+#   lab/benchmarks/gpu_all.sh FOLDER JOB...     these jobs alone, like tests_steps or typed
+#   SECONDS_IN_ALL=520 PYTHON=python3
+#   PACK=results.tgz        all of FOLDER in one file, written again after every job
+#   PACKAGES=.packages      a folder of Python packages for a machine without pytest or the like, made where there is an index by
+#                           pip install --no-deps --target .packages pytest pluggy iniconfig pygments packaging typer rich
+#                           markdown-it-py mdurl shellingham click annotated-doc
+# A job that fails or runs past its time is noted with the end of its log, and the next one runs, in a process of its own, since
+# nothing works any more in a process whose kernel failed. Nothing needs to be installed. Kernels are kept from call to call.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+here=$(pwd)
 out=${1:?a folder for the results}
-python=${PYTHON:-python}
-limit=${SECONDS_IN_ALL:-520}
+shift
+wanted=" $* "
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$out/kernels} PYTHONPATH=src:lab/src${PYTHONPATH:+:$PYTHONPATH}
-: > "$out/jobs.jsonl"
+pack=${PACK:+$(realpath -m "$PACK")}
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+python=${PYTHON:-python3}
+packages=$(cd "$here" && realpath -m "${PACKAGES:-.packages}")
+limit=${SECONDS_IN_ALL:-520}
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/adahop-kernels} PYTHONUNBUFFERED=1
+export PYTHONPATH=$PWD/src:$PWD/lab/src${PYTHONPATH:+:$PYTHONPATH}
+"$python" -c "import pytest, typer, rich" 2> /dev/null || export PYTHONPATH=$PYTHONPATH:$packages
+: >> "$out/jobs.jsonl"
 
 job() { # job NAME SECONDS COMMAND...
     local name=$1 most=$2 began=$SECONDS left=$((limit - SECONDS)) code=skipped
     shift 2
+    [[ $wanted == *[![:space:]]* && $wanted != *" $name "* ]] && return
     if ((left > 5)); then
-        timeout -k 5 $((most < left ? most : left)) "$@" > "$out/$name.log" 2>&1
+        # interrupted as by a user, so that pytest says what has failed until then
+        timeout -s INT -k 10 $((most < left ? most : left)) "$@" > "$out/$name.log" 2>&1
         code=$?
     fi
     echo "{\"job\": \"$name\", \"exit\": \"$code\", \"seconds\": $((SECONDS - began))}" | tee -a "$out/jobs.jsonl"
+    [[ $code == 0 || $code == skipped ]] || tail -n 12 "$out/$name.log" | cut -c 1-160
+    [[ -z $pack ]] || { tar czf "$pack.new" -C "$out" . && mv "$pack.new" "$pack"; }
+}
+
+tests() { # tests NAME SECONDS FILE OPTIONS...
+    local name=$1 most=$2
+    shift 2
+    job "$name" "$most" "$python" -m pytest -v --tb=short -p no:cacheprovider --durations=20 "$@"
 }
 
 epoch() { # epoch NAME SECONDS PARTS OPTIONS...
     local name=$1 most=$2 parts=$3
     shift 3
-    job "$name" "$most" $python lab/benchmarks/gpu_epoch.py --parts "$parts" --out "$out/$name.json" "$@"
+    job "$name" "$most" "$python" lab/benchmarks/gpu_epoch.py --parts "$parts" --out "$out/$name.json" "$@"
 }
 
 pyg() { # pyg NAME SECONDS WAYS
-    job "$1" "$2" $python lab/benchmarks/pyg_gpu.py --only "$3" --out "$out/$1.json"
+    job "$1" "$2" "$python" lab/benchmarks/pyg_gpu.py --only "$3" --out "$out/$1.json"
 }
 
 job machine 20 nvidia-smi
-job tests_steps 120 $python -m pytest -q -p no:cacheprovider --durations=20 tests/ops/test_gpu.py
-job tests_pyg 60 $python -m pytest -q -p no:cacheprovider --durations=20 tests/pyg/test_pyg_device.py -k gpu
-job fingerprints 40 $python tests/fingerprints.py --cuda
+job versions 60 "$python" -c "
+import importlib, platform
+print('python', platform.python_version())
+for name in 'torch triton numba numpy scipy torch_geometric pytest hypothesis typer rich adahop adahop_lab'.split():
+    try:
+        print(name, getattr(importlib.import_module(name), '__version__', '?'))
+    except Exception as e:
+        print(name, 'CANNOT BE IMPORTED:', e)"
+tests tests_kernels 100 tests/ops/test_gpu.py -k "not captured and not steps and not every_method"
+tests tests_steps 120 tests/ops/test_gpu.py -k "captured or steps"
+tests tests_pyg 60 tests/pyg/test_pyg_device.py tests/pyg/test_pyg_snapshot.py -k gpu
+job fingerprints 40 "$python" tests/fingerprints.py --cuda
 epoch typed 90 typed
 epoch epochs 75 epochs --only "gcn uniform,gcn bs,gcn adahop,gat bs"
 pyg pyg_device 80 device
-job setup 45 $python -m adahop bench setup --device cuda --graph synthetic:100000,2000000,100,10
+job setup 45 "$python" -c "from adahop_lab.cli.bench import bench; bench()" setup --device cuda --graph synthetic:100000,2000000,100,10
+tests tests_methods 90 tests/ops/test_gpu.py -k every_method
 epoch kernels 40 kernels,cached
 epoch methods 60 methods
 epoch growth 60 growth

@@ -13,6 +13,7 @@ GPU, too, step by step and on a part of the graph, to see that it would run:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -128,9 +129,9 @@ def kernels(graph: Graph) -> dict[str, Any]:
             out[f"{how}_{name}_{rows}"] = clock(
                 lambda: ops.padded(norm.edges, norm.rows(dst), dst, 10, 1, how, odds[name], stream)  # noqa: B023
             )
-    RESULT["draws"] = out
-    RESULT["sums"] = part(lambda: sums(norm))
-    RESULT["updates"] = part(lambda: updates(norm, stream))
+    for name, run in (("draws", lambda: out), ("sums", lambda: sums(norm)), ("updates", lambda: updates(norm, stream))):
+        RESULT[name] = part(run)
+        save()
     return out
 
 
@@ -411,13 +412,13 @@ def typed(share: float, only: str = "") -> dict[str, Any]:
     """rgcn over a graph of ogbn-mag's size: hidden 64, half precision, batch 1,024, sizes 10,10 per relation."""
     data, out = mag_like(share), {}
     RESULT["typed_graph"] = f"{data.graph}, {MAG_WIDTH} features, {int(data.train_mask.sum())} training papers"
-    for name, options in TYPED.items():
-        if only and name not in only.split(","):
-            continue
-        for captured in (True, False) if DEV != "cpu" else (False,):
+    for captured in (True, False) if DEV != "cpu" else (False,):  # eager epochs take long: they come last
+        for name, options in TYPED.items():
+            if only and name not in only.split(","):
+                continue
             label = f"{name} {'captured' if captured else 'eager'}"
             given = {"model": "rgcn", "hidden": 64, "half": True, "arch": "plain", "device": DEV, **options}
-            times = {"warm": 2, "timed": 5} if captured else {"warm": 1, "timed": 2}
+            times = {"warm": 2, "timed": 5} if captured else {"warm": 1, "timed": 1}
             out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, **times, **given))  # noqa: B023
             if "edges" in out[label]:
                 out[label]["M_edges_s"] = out[label]["edges"] / out[label]["seconds"] / 1e6
@@ -466,6 +467,8 @@ def methods(_: Any = None) -> dict[str, Any]:
             out[f"{method} {model}"] = part(lambda: {"test": adahop.fit(
                 data, method=method, model=model, sizes=sizes, epochs=4, device=DEV).test})  # noqa: B023  # fmt: skip
             note(f"{method} {model}", out[f"{method} {model}"])
+            RESULT["methods"] = out
+            save()
     return out
 
 
@@ -486,6 +489,8 @@ def cached(data: Dataset) -> dict[str, Any]:
         options = {"method": "bs", "arch": "plain", "half": True, "cache": share}
         out[f"cache {share}"] = part(lambda: epoch_seconds(data, True, warm=1, timed=2, **options))  # noqa: B023
         note(f"cache {share}", out[f"cache {share}"])
+        RESULT["cached"] = out
+        save()
     return out
 
 
@@ -496,8 +501,9 @@ def part(f: Any) -> Any:
         return {"failed": traceback.format_exc()[-3000:]}
     finally:
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            with contextlib.suppress(Exception):  # after a kernel that failed, every call of CUDA fails
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
 
 
 def note(name: str, got: Any) -> None:
@@ -540,6 +546,7 @@ def main(words: list[str] | None = None) -> None:
         "peers": lambda: peers(data), "cached": lambda: cached(data), "methods": methods,
         "accuracy": lambda: accuracy(Path(given.data), given.device), "typed": lambda: typed(given.share, given.only),
     }  # fmt: skip
+    save()
     for name in parts:
         began = time.perf_counter()
         RESULT[name] = part(todo[name])

@@ -12,6 +12,7 @@ others run. `padded` and `compiled` are plain PyG models, to which the scale is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
@@ -141,7 +142,8 @@ def tried(data: Data, size: dict[str, int], way: dict[str, Any], given: argparse
         return {"failed": traceback.format_exc()[-3000:]}
     finally:
         if given.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+            with contextlib.suppress(Exception):  # after a kernel that failed, every call of CUDA fails
+                torch.cuda.empty_cache()
 
 
 def main(words: list[str] | None = None) -> list[dict[str, Any]]:

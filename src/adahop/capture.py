@@ -210,6 +210,7 @@ class DeviceSteps(Steps):
         graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
         draw = torch.cuda.CUDAGraph() if self.rooms.sums and like is None else None
         blocks = None if like is None else [_copy_of(block) for block in like]
+        stream = torch.cuda.current_stream()
         try:
             torch.cuda.synchronize()
             if draw is not None:
@@ -218,6 +219,7 @@ class DeviceSteps(Steps):
             with torch.cuda.graph(graph, pool=None if draw is None else draw.pool()), self.rooms.within(size):
                 loss = self.rest(seeds, self.draw(seeds) if blocks is None else blocks)
         except Exception as e:
+            torch.cuda.set_stream(stream)  # torch stays on the capture's own where it cannot be ended
             self.capture = False
             said = (str(e).strip() or type(e).__name__).splitlines()[0]
             warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {said}", stacklevel=2)

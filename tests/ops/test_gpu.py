@@ -91,6 +91,44 @@ def test_the_step_on_the_device_names_the_same_stream():
     assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(one[2:5], plain[2:5], strict=True))  # divisions
 
 
+def apart(t: torch.Tensor) -> torch.Tensor:
+    """The same on the device, its entries (or rows) not side by side in memory."""
+    return t.repeat_interleave(2, 0).to(DEVICE)[::2]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "mixed", "node"])
+def test_what_is_drawn_from_need_not_lie_side_by_side(kind):
+    """Seeds may be every other node of a tensor, and weights a column."""
+    graph, many = small_graph(), torch.arange(16) % 4
+    odds = Odds() if kind == "uniform" else some_odds(kind, graph)
+    g, found = graph.to(DEVICE), []
+    for form in (lambda t: t.to(DEVICE), apart):
+        law = odds._replace(**{k: form(getattr(odds, k)) for k in ("edge", "node") if getattr(odds, k) is not None})
+        found.append(ops.draw(g.edges, g.rows(form(torch.arange(16))), form(many), "multinomial", law, 5))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_is_summed_need_not_lie_side_by_side():
+    g = torch.Generator().manual_seed(0)
+    h, coef, ptr = torch.randn(9, 40, generator=g), torch.rand(30, generator=g), torch.tensor([0, 4, 4, 25, 30])
+    src, row = torch.randint(9, (30,), generator=g), torch.repeat_interleave(torch.arange(4), ptr.diff())
+    nodes, graph, square = torch.tensor([7, 0, 3]), small_graph().to(DEVICE), torch.rand(9, generator=g)
+    x, none = torch.randn(16, 40, generator=g), torch.full((9,), -1, dtype=torch.int32, device=DEVICE)
+    found = []
+    for form in (lambda t: t.to(DEVICE), apart):
+        value, places = torch.zeros(16, 40, device=DEVICE), torch.arange(9, device=DEVICE)
+        ops.push(value, form(nodes), h[:3].to(DEVICE), ops.Scratch())
+        found.append([
+            value,
+            ops.gather_sum(h.to(DEVICE), form(src), form(row), form(coef), form(ptr)),
+            ops.energies(h.to(DEVICE), form(src), form(coef)),
+            ops.known_energies(form(square), places, form(src), form(coef)),
+            ops.full_sum(form(x), graph.edges, form(nodes)),
+            ops.fetch(form(src), ops.pinned(h), h[:0].to(DEVICE), none),
+        ])  # fmt: skip
+    assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+
+
 def some_odds(kind: str, graph: Graph) -> Odds:
     g = torch.Generator().manual_seed(3)
     edge, node = torch.rand(graph.num_edges, generator=g), torch.rand(graph.num_nodes, generator=g) + 0.1
@@ -466,7 +504,7 @@ def test_typed_steps_are_the_cpu_s_steps(monkeypatch, model, method):
     """Draws by uniform odds are equal, so the losses are."""
     options = {"model": model, "method": method, "tf32": False, "noise": 0.0, "data": typed_data()}
     if method == "adahop":
-        options["method_options"] = {"policy": "uniform"}
+        options["method_options"] = {"policy": "uniform", "draw": "systematic"}  # by itself the CPU would share sources
     ours, true = (losses(k, monkeypatch, **options) for k in (True, False))
     assert len(ours) == 3 and ours == pytest.approx(true, rel=2e-3)
 

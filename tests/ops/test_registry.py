@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,3 +76,20 @@ def test_spans_of_both_forms():
         fast, plain = ops.spans.cpu(start, lengths), ops.spans.reference(start, lengths)
         assert all(torch.equal(*pair) for pair in zip(fast, plain, strict=True))
     assert [t.tolist() for t in ops.spans(start[:0], length[:0])] == [[], []]
+
+
+def test_kernels_run_where_their_arguments_lie(op, monkeypatch):
+    """Triton launches on the current device, whatever it is given."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(which):
+        current.append(which.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    op.reference = lambda t: len(current)
+    first, second = (SimpleNamespace(is_cuda=True, device=torch.device("cuda", i)) for i in range(2))
+    assert op((first,)) == 1 and op((second,)) == 2 and current == [0]

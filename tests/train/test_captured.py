@@ -101,14 +101,15 @@ def run_of(data: Any, **options: Any) -> Run:
 def losses(captured: bool, data: Any, epochs: int = 3, **options: Any) -> list[float]:
     """Of every step: sizes are run as they are before they are captured, and the last batch of an epoch is smaller."""
     run = run_of(data, **{"dropout": 0.0, "capture": captured, **options})
+    out = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*FP_FUSION")
         steps = capture.steps(run)
-    assert isinstance(steps, capture.DeviceSteps) and steps.capture == captured
-    out = []
-    for _ in range(epochs):
-        out += [float(loss) for loss, _ in steps]
-        run.renew()
+        assert isinstance(steps, capture.DeviceSteps) and steps.capture == captured
+        for _ in range(epochs):
+            out += [float(loss) for loss, _ in steps]
+            run.renew()
     assert len(steps.recorded) == (2 if captured else 0)
     return out
 
@@ -155,10 +156,10 @@ def test_a_step_that_waits_runs_eagerly(cuda, monkeypatch):
     run = run_of(toy_data(nodes=65), model="gcn", method="bs")
     learn = run.sampler.learn
     monkeypatch.setattr(run.sampler, "learn", lambda blocks, energy: float(energy[0].sum()) and learn(blocks, energy))
-    steps = capture.DeviceSteps(run, True)
+    steps, stream = capture.DeviceSteps(run, True), torch.cuda.current_stream()
     with pytest.warns(UserWarning, match="cannot be captured .* not permitted when stream is capturing"):
         assert len([float(loss) for _ in range(2) for loss, _ in steps]) == 6
-    assert not steps.capture
+    assert not steps.capture and torch.cuda.current_stream() is stream
 
 
 def test_a_history_without_a_pass_has_no_fixed_shape(cuda):

@@ -10,6 +10,7 @@ with TRITON_INTERPRET=1 they run on the CPU, slowly, which is how they are teste
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -26,6 +27,12 @@ OPS: dict[str, Op] = {}
 def uncast(t: Tensor) -> torch.autocast:
     """Inside, operations where `t` lies keep the precision of their arguments, whatever autocast is around."""
     return torch.autocast(t.device.type, enabled=False)
+
+
+def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Inside, kernels run where `t` lies: Triton launches on the current device, whatever it is given."""
+    elsewhere = t.is_cuda and t.device.index != torch.cuda.current_device()
+    return torch.cuda.device(t.device) if elsewhere else contextlib.nullcontext()
 
 
 class Op:
@@ -58,7 +65,9 @@ class Op:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         at = args[self.by]
-        out = getattr(self, self.form(at if isinstance(at, Tensor) else at[0]))(*args, **options)
+        t = at if isinstance(at, Tensor) else at[0]
+        with on_device(t):
+            out = getattr(self, self.form(t))(*args, **options)
         return self.reference(*args, **options) if out is NotImplemented else out
 
     def __repr__(self) -> str:

@@ -28,6 +28,7 @@ def padded(
     """`loops` + k slots per row, see `cuda_slots`."""
     if how == "poisson" or odds.prefix is not None or edges.indices.numel() == 0:
         return NotImplemented
+    target, row = target.contiguous(), rows.row.contiguous()  # seeds may be every other node of a tensor
     out = _empty(target, k, loops)
     if out.rows == 0:
         return out
@@ -35,11 +36,13 @@ def padded(
     stream = key if isinstance(key, Stream) else Stream(key, any_, 0)
     clip, clips = rows.since is not None or rows.until is not None, (any_, any_)
     if clip:
-        since = torch.zeros_like(rows.row) if rows.since is None else rows.since
-        until = torch.full_like(rows.row, edges.indices.numel()) if rows.until is None else rows.until
+        since = torch.zeros_like(row) if rows.since is None else rows.since.contiguous()
+        until = torch.full_like(row, edges.indices.numel()) if rows.until is None else rows.until.contiguous()
         clips = (since, until)
-    weight, many = any_ if edges.weight is None else edges.weight, k if isinstance(k, Tensor) else any_
-    rest = (edges.indices, weight, rows.row, target, many, *out[:5], *stream, out.rows, loops)
+    weight, many = any_ if edges.weight is None else edges.weight.contiguous(), any_
+    if isinstance(k, Tensor):
+        many = k.contiguous()
+    rest = (edges.indices, weight, row, target, many, *out[:5], *stream, out.rows, loops)
     args = (edges.begin, edges.first, edges.last, *clips, *rest)
     flags: dict[str, Any] = {
         "K": out.most, "KP": power(max(out.most, 2)), "EACH": isinstance(k, Tensor),
@@ -50,8 +53,8 @@ def padded(
         grid = (-(-out.rows // tb),)
         cuda_slots.uniform[grid](*args, **flags, TB=tb, SUBSET=how != "multinomial", num_warps=2)
         return out
-    more = (*args, *(any_ if t is None else t for t in (odds.edge, odds.node)), float(odds.eta))
-    more = (*more, any_ if odds.shift is None else odds.shift)
+    edge, node, shift = (any_ if t is None else t.contiguous() for t in (odds.edge, odds.node, odds.shift))
+    more = (*args, edge, node, float(odds.eta), shift)
     flags |= {
         "BLK": BLOCK, "EDGE": odds.edge is not None, "NODE": odds.node is not None, "SHIFT": odds.shift is not None
     }  # fmt: skip
@@ -83,7 +86,7 @@ def draw(edges: Edges, rows: Rows, k: Tensor, how: str, odds: Odds, key: int | S
     if low < 0 or high > MOST:
         return NotImplemented
     many = rows.row
-    size = low if k.numel() == 1 else k.contiguous()
+    size = low if k.numel() == 1 else k
     loops = edges.loops  # of the graph, known since the first draw; a graph with many has its batch looked at
     if loops > FEW and many.numel():
         loops = int((edges.first[many] - edges.begin[many]).max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from adahop.ops.types import Edges, Exp3Rule, TrackRule
 BLOCK = 512  # weights scanned at a time
 FREE = 2147483647  # of a row that nothing owns
 MOST = 64  # entries of a row up to which one may stand in it twice
+WIDEST = 256  # the same, where it is known to: all pairs of entries are compared
 
 
 def _claim(ids: Tensor, size: int, scratch: Scratch) -> Tensor:
@@ -32,39 +35,62 @@ def _room(sight: Sight) -> int:
     return next(room for room in (16 << i for i in range(0, 32, 2)) if most <= room)
 
 
+def _shape(sight: Sight) -> tuple[int, bool]:
+    """The room of a row's entries, and whether a place may stand in a row twice."""
+    many = _room(sight)
+    return many, many <= MOST or sight.pos.unique().numel() < sight.pos.numel()
+
+
+def _warps(room: int) -> int:
+    return min(8, max(1, room // 64))
+
+
+def _dense(sight: Sight) -> Sight:
+    return sight._replace(
+        **{name: getattr(sight, name).contiguous() for name in ("row", "ptr", "pos", "prob", "scale")}
+    )
+
+
 def _summed(arms: Weights, edges: Edges) -> None:
     """Interpreted on the CPU, the sums of the weights are kept as well."""
     if arms.tree is not None:
         trees.build(edges.first, edges.last, arms.weight, arms.tree)
 
 
-def grow(sight: Sight, gain: Tensor, edges: Edges, arms: Weights, scratch: Scratch) -> None:
+def grow(sight: Sight, gain: Tensor, edges: Edges, arms: Weights, scratch: Scratch) -> Any:
     """weight[pos] *= exp(gain), a row's gains at once; see `cuda_update`."""
     if sight.row.numel() == 0 or sight.pos.numel() == 0:
-        return
+        return None
+    sight, (many, twice) = _dense(sight), _shape(sight)
+    if twice and many > WIDEST:
+        return NotImplemented
     owner = _claim(sight.row, edges.first.numel(), scratch)
     cuda_update.grow[(sight.row.numel(),)](
-        owner, sight.row, sight.ptr, sight.pos, gain, edges.first, edges.last, arms.weight, S=_room(sight),
-        BLK=BLOCK, num_warps=1,
+        owner, sight.row, sight.ptr, sight.pos, gain.contiguous(), edges.first, edges.last, arms.weight, S=many,
+        BLK=BLOCK, TWICE=twice, num_warps=_warps(many),
     )  # fmt: skip
     _summed(arms, edges)
+    return None
 
 
 def exp3(
     sight: Sight, reward: Tensor, edges: Edges, arms: Weights, mean: Tensor, visits: Tensor, rule: Exp3Rule,
     scratch: Scratch,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     """One fused update of EXP3's state."""
     if sight.row.numel() == 0 or sight.pos.numel() == 0:
-        return
-    owner, many = _claim(sight.row, edges.first.numel(), scratch), _room(sight)
-    twice = many <= MOST or sight.pos.unique().numel() < sight.pos.numel()  # whether a place may stand in a row twice
+        return None
+    sight, (many, twice) = _dense(sight), _shape(sight)
+    if twice and many > WIDEST:
+        return NotImplemented
+    owner = _claim(sight.row, edges.first.numel(), scratch)
     cuda_update.exp3[(sight.row.numel(),)](
         owner, *sight[:5], reward.contiguous(), edges.first, edges.last, arms.weight, mean, visits,
         *map(float, (rule.step, rule.memory, rule.eta, rule.horizon)), S=many, BLK=BLOCK, ROOT=rule.root,
-        ONCE=not rule.times_k, TWICE=twice, PAPER=rule.paper, num_warps=min(8, max(1, many // 64)),
+        ONCE=not rule.times_k, TWICE=twice, PAPER=rule.paper, num_warps=_warps(many),
     )  # fmt: skip
     _summed(arms, edges)
+    return None
 
 
 def track(
@@ -72,7 +98,8 @@ def track(
     state: tuple[Tensor, Tensor, Tensor], rule: TrackRule, scratch: Scratch, rows: int,
 ) -> bool:  # fmt: skip
     """One update of the tracked norms of the sources of a block. Draws need no copy here: never due."""
-    n_id, src, dst = sources
+    n_id, src, dst = (t.contiguous() for t in sources)
+    sight, weight = _dense(sight), weight.contiguous()
     square, visits, level = state
     m, n, device = src.numel(), square.numel(), src.device
     if m == 0:
@@ -98,7 +125,7 @@ def track(
 def push(value: Tensor, n_id: Tensor, h: Tensor, scratch: Scratch) -> None:
     """value[n_id] = h in the table's dtype; of a node that comes twice the first row is kept."""
     if n_id.numel():
-        width = h.shape[1]
+        n_id, width = n_id.contiguous(), h.shape[1]
         cuda_update.push[(n_id.numel(),)](
             _claim(n_id, len(value), scratch), n_id, h.contiguous(), value, width, value.stride(0), BF=power(width),
             num_warps=4,

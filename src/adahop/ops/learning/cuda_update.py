@@ -51,7 +51,7 @@ def bump(w, pos, gain, live, a, n, S: tl.constexpr, BLK: tl.constexpr, TWICE: tl
 
 
 @kernel()
-def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.constexpr):
+def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.constexpr, TWICE: tl.constexpr):
     """A row's gains, given by edge, onto the weights of its places."""
     t = tl.program_id(0)
     v = tl.load(node + t)
@@ -61,7 +61,7 @@ def grow(owner, node, ptr, pos, gain, first, last, w, S: tl.constexpr, BLK: tl.c
         x = tl.load(gain + e, mask=e < hi, other=0.0)
         a = tl.load(first + v)
         n = (tl.load(last + v) - a).to(tl.int32)
-        bump(w, tl.load(pos + e, mask=e < hi, other=0), x, (e < hi) & (x != 0.0), a, n, S, BLK, True)
+        bump(w, tl.load(pos + e, mask=e < hi, other=0), x, (e < hi) & (x != 0.0), a, n, S, BLK, TWICE)
         tl.store(owner + v, FREE)
 
 

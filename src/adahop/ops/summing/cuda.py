@@ -105,6 +105,7 @@ def gather_sum(
     """
     if h.stride(-1) != 1 or (h.dim() == 3 and h.stride(1) != h.shape[2]):
         h = h.contiguous()
+    src, ptr, rows = src.contiguous(), ptr.contiguous(), None if rows is None else rows.contiguous()
     return GatherSum.apply(h, src, rows, coef.float().contiguous(), ptr, drop, near, whole)
 
 
@@ -134,6 +135,7 @@ def fetch(ids: Tensor, table: Tensor, near: Tensor, place: Tensor) -> Tensor:
     """table[ids]: rows without a copy are read where they lie, so that the host need not know which they are."""
     if table.device != ids.device and not table.is_pinned():
         return NotImplemented
+    ids, table = ids.contiguous(), table.contiguous()
     out = torch.empty(ids.numel(), *table.shape[1:], dtype=table.dtype, device=ids.device)
     width = out[0].numel() if len(out) else 0
     if width:
@@ -164,7 +166,7 @@ class TableDot(torch.autograd.Function):
 def table_dot(
     h: Tensor, src: Tensor, v: Tensor, ptr: Tensor, rows: Tensor, drop: Drop = None, near: Copies = None
 ) -> Tensor:
-    return TableDot.apply(v, h, src, ptr, rows, drop, near)
+    return TableDot.apply(v, h, src.contiguous(), ptr.contiguous(), rows.contiguous(), drop, near)
 
 
 def attend(
@@ -173,6 +175,7 @@ def attend(
     """For targets of `slots` edges each, in one kernel and one for the gradients."""
     if not slots:
         return NotImplemented
+    src, ptr, scale = src.contiguous(), ptr.contiguous(), scale.contiguous()
     return cuda_attend.Attend.apply(s, t, src, ptr, scale, slope, slots, by_edge)
 
 
@@ -203,7 +206,7 @@ def energies(
         return NotImplemented
     out = torch.empty(src.numel(), device=src.device)
     if src.numel():
-        h, coef = h.detach().contiguous(), coef.detach().contiguous()
+        h, src, coef = h.detach().contiguous(), src.contiguous(), coef.detach().contiguous()
         cuda_rows.energies[(-(-src.numel() // 16),)](
             out, h, src, coef, h.shape[-1], coef.numel() // src.numel(), src.numel(), TB=16, BF=64, num_warps=2
         )
@@ -214,6 +217,7 @@ def known_energies(square: Tensor, rows: Tensor, src: Tensor, coef: Tensor) -> T
     """[M]: |coef|^2 square[rows[source]], heads summed."""
     out = torch.empty(src.numel(), device=src.device)
     if src.numel():
+        square, rows, src = square.contiguous(), rows.contiguous(), src.contiguous()
         coef = coef.detach().contiguous()
         cuda_rows.known_energies[(-(-src.numel() // 256),)](
             out, square, rows, src, coef, coef.numel() // src.numel(), src.numel(), TB=256, num_warps=4
@@ -225,6 +229,7 @@ def full_sum(h: Tensor, edges: Edges, rows: Tensor, squared: bool = False) -> Te
     """Sum over all edges of each row of weight * h[source]; long rows in parts when they are few."""
     if squared:
         return NotImplemented
+    rows, h = rows.contiguous(), h if h.stride(1) == 1 else h.contiguous()
     many, width = rows.numel(), h.shape[1]
     wide = _tile(width, h)
     pieces, chunks = PIECES if many <= 4096 else 1, -(-width // wide)
