@@ -54,7 +54,7 @@ def gather(h: Tensor | Ungathered, block: Block, coef: Tensor, base: ops.Base = 
     src = block.src if torch.is_tensor(h) else h.n_id.index_select(0, block.src)
     h = h if torch.is_tensor(h) else h.table
     if coef.dim() == 2 and h.dim() == 2:
-        return torch.stack([ops.gather_sum(h, src, block.dst, c, block.ptr) for c in coef.unbind(1)], 1)
+        return ops.gather_heads(h, src, block.dst, coef, block.ptr)
     return ops.gather_sum(h, src, block.dst, coef, block.ptr, base)
 
 

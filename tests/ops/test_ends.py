@@ -49,3 +49,25 @@ def test_attention_of_ends(by_edge):
         found.append((out, *torch.autograd.grad((out * weigh).sum(), (s, t))))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
     assert ops.add_ends.cpu(s.double(), t.double(), src, dst) is NotImplemented
+
+
+@pytest.mark.parametrize("width", [1, 10, 16])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_sums_of_the_same_rows_for_every_head(heads, width):
+    _, _, src, dst, ptr, _ = given()
+    g = torch.Generator().manual_seed(width)
+    h, coef = (
+        torch.randn(30, width, generator=g).requires_grad_(),
+        torch.randn(200, heads, generator=g).requires_grad_(),
+    )
+    weigh, found = torch.randn(4, heads, width, generator=g), []
+    for form in ("cpu", "reference"):
+        make = getattr(ops.gather_heads, form)
+        one = torch.autograd.grad((make(h, src, dst, coef, ptr).square() * weigh).sum(), (h, coef), create_graph=True)
+        two = torch.autograd.grad(sum(g.square().sum() for g in one), (h, coef))
+        out = make(h, src, dst, coef, ptr)
+        found.append((out, *torch.autograd.grad((out * weigh).sum(), (h, coef)), *one, *two))
+    assert all(float((a - b).abs().max() / b.abs().max()) < 1e-5 for a, b in zip(*found, strict=True))
+    with ops.threads(2):
+        again = ops.gather_heads(h, src, dst, coef, ptr)
+    assert torch.equal(again, found[0][0])

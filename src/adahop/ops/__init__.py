@@ -36,6 +36,7 @@ from adahop.ops.summing import (
     energies,
     fetch,
     full_sum,
+    gather_heads,
     gather_sum,
     known_energies,
     may_wait,

@@ -1,5 +1,6 @@
 """Sums over edges: gathered rows, whole neighbourhoods, tables; softmax over neighbourhoods; norms of messages."""
 
+import torch
 from torch import Tensor
 
 from adahop.ops.registry import register
@@ -7,6 +8,14 @@ from adahop.ops.summing import cpu, reference
 
 CUDA = "adahop.ops.summing.cuda"
 gather_sum = register("gather_sum", reference=reference.gather_sum, cpu=cpu.gather_sum, cuda=f"{CUDA}:gather_rows")
+
+
+def each_head(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
+    """[targets, H, C]: the `gather_sum` of the same h [S, C] with the coefficients [M, H] of each head."""
+    return torch.stack([gather_sum(h, src, dst, c, ptr) for c in coef.unbind(1)], 1)
+
+
+gather_heads = register("gather_heads", reference=each_head, cpu=cpu.gather_heads)
 edge_dot = register("edge_dot", reference=reference.edge_dot, cpu=cpu.edge_dot)
 full_sum = register("full_sum", reference=reference.full_sum, cpu=cpu.full_sum, cuda=f"{CUDA}:full_sum")
 row_sums = register("row_sums", reference=reference.row_sums, cpu=cpu.row_sums)

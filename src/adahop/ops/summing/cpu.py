@@ -396,10 +396,16 @@ def summed(h, src, coef, ptr, table, rows, keep) -> Tensor:
     return out
 
 
-def summed_back(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, rows: int) -> Tensor:
-    """out[s] = sum of coef * h[dst] over the edges from s, for the first `rows` sources."""
+def by_source(src: Tensor, dst: Tensor, coef: Tensor, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the edges of each of the first `rows` sources begin, and the targets and coefficients in that order."""
     ptr, at, by = np.empty(rows + 1, np.int64), np.empty(src.numel(), np.int64), np.empty(coef.shape, np.float32)
     transpose(src.numpy(), dst.numpy(), coef.numpy(), ptr, at, by)
+    return ptr, at, by
+
+
+def summed_back(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, rows: int) -> Tensor:
+    """out[s] = sum of coef * h[dst] over the edges from s, for the first `rows` sources."""
+    ptr, at, by = by_source(src, dst, coef, rows)
     out = torch.empty(rows, *h.shape[1:])
     wide = max(h.shape[1] * h.shape[2] // 8, 1)
     over(rows_summed(h), rows, h.numpy(), at, by, ptr, out.numpy(), work=ptr * wide)
@@ -456,6 +462,82 @@ def gather_sum(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor, b
     else:
         out = summed(h, src, coef, ptr, table, rows, keep)
     return out.squeeze(1) if flat else out
+
+
+@kernel
+def sum_for_heads(lo, hi, h, src, coef, ptr, out):
+    """out[i, a] = sum of coef[:, a] * h[src] over i's edges: a row of h is read once for all heads."""
+    width, flat, last = h.shape[1], h.reshape(-1), ptr[hi] - 1
+    for i in range(lo, hi):
+        out[i] = 0.0
+        for e in range(ptr[i], ptr[i + 1]):
+            ask(flat, src[min(e + ROWS, last)] * width, width)
+            one = h[src[e]]
+            for a in range(coef.shape[1]):
+                x, row = coef[e, a], out[i, a]
+                for c in range(width):
+                    row[c] += x * one[c]
+
+
+@kernel
+def sum_of_heads(lo, hi, grad, dst, coef, ptr, out):
+    """Its gradient: out[s] = sum of coef[:, a] * grad[dst, a] over the edges from s and the heads a."""
+    for s in range(lo, hi):
+        row = out[s]
+        row[:] = 0.0
+        for e in range(ptr[s], ptr[s + 1]):
+            for a in range(coef.shape[1]):
+                x, one = coef[e, a], grad[dst[e], a]
+                for c in range(row.shape[0]):
+                    row[c] += x * one[c]
+
+
+@nb.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def dot_for_heads(lo, hi, h, src, grad, dst, out):
+    """out[e, a] = <grad[dst, a], h[src]>."""
+    for e in range(lo, hi):
+        one = h[src[e]]
+        for a in range(out.shape[1]):
+            x, other = np.float32(0.0), grad[dst[e], a]
+            for c in range(h.shape[1]):
+                x += other[c] * one[c]
+            out[e, a] = x
+
+
+class _GatherHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, src, dst, coef, ptr):
+        ctx.save_for_backward(h, src, dst, coef, ptr)
+        out = torch.empty(ptr.numel() - 1, coef.shape[1], h.shape[1])
+        given = [t.detach().numpy() for t in (h, src, coef, ptr, out)]
+        over(sum_for_heads, len(out), *given, work=given[3] * max(coef.shape[1] * h.shape[1] // 8, 1))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():  # a gradient of this gradient will be asked for
+            h, src, dst, coef, _ = ctx.saved_tensors
+            back = grad[dst]
+            dh = segment_sum((coef.unsqueeze(-1) * back).sum(1), src, len(h)) if ctx.needs_input_grad[0] else None
+            dc = (h[src].unsqueeze(1) * back).sum(-1) if ctx.needs_input_grad[3] else None
+            return dh, None, None, dc, None
+        h, src, dst, coef, _ = (t.detach() for t in ctx.saved_tensors)
+        grad, wide, dh, dc = grad.contiguous(), max(coef.shape[1] * h.shape[1] // 8, 1), None, None
+        if ctx.needs_input_grad[0]:
+            ptr, at, by = by_source(src, dst, coef, len(h))
+            dh = torch.empty(h.shape)
+            over(sum_of_heads, len(h), grad.numpy(), at, by, ptr, dh.numpy(), work=ptr * wide)
+        if ctx.needs_input_grad[3]:
+            dc = torch.empty(coef.shape)
+            given = (t.numpy() for t in (h, src, grad, dst, dc))
+            over(dot_for_heads, src.numel(), *given, work=wide)
+        return dh, None, None, dc, None
+
+
+def gather_heads(h: Tensor, src: Tensor, dst: Tensor, coef: Tensor, ptr: Tensor) -> Tensor:
+    if not h.dtype == coef.dtype == torch.float32:
+        return NotImplemented
+    return _GatherHeads.apply(h.contiguous(), src, dst, coef.contiguous(), ptr)
 
 
 class _EdgeDot(torch.autograd.Function):
