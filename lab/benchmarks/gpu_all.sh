@@ -5,8 +5,8 @@
 #   SECONDS_IN_ALL=520 PYTHON=python3
 #   PACK=results.tgz        all of FOLDER in one file, written again after every job
 #   PACKAGES=.packages      a folder of Python packages for a machine without pytest or the like, made where there is an index by
-#                           pip install --no-deps --target .packages pytest pluggy iniconfig pygments packaging typer rich
-#                           markdown-it-py mdurl shellingham click annotated-doc
+#                           pip install --no-deps --target .packages pytest pluggy iniconfig pygments packaging rich
+#                           markdown-it-py mdurl shellingham typing_extensions typer==0.16.1 click==8.1.8
 # A job that fails or runs past its time is noted with the end of its log, and the next one runs, in a process of its own, since
 # nothing works any more in a process whose kernel failed. Nothing needs to be installed. Kernels are kept from call to call.
 set -uo pipefail
