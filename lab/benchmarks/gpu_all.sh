@@ -69,7 +69,7 @@ tests tests_kernels 100 tests/ops/test_gpu.py -k "not captured and not steps and
 tests tests_steps 120 tests/ops/test_gpu.py -k "captured or steps"
 tests tests_pyg 60 tests/pyg/test_pyg_device.py tests/pyg/test_pyg_snapshot.py -k gpu
 job fingerprints 40 "$python" tests/fingerprints.py --cuda
-epoch typed 90 typed
+epoch typed 110 typed
 epoch epochs 75 epochs --only "gcn uniform,gcn bs,gcn adahop,gat bs"
 pyg pyg_device 80 device
 job setup 45 "$python" -c "from adahop_lab.cli.bench import bench; bench()" setup --device cuda --graph synthetic:100000,2000000,100,10
