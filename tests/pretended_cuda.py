@@ -50,8 +50,12 @@ class Graph:
         self.calls.append((call, _held(out)))
 
     def end(self) -> None:
+        """Nothing was run: old memory is as before, and what the capture made holds anything until a replay."""
         for whole, old in self.before.values():
             whole.copy_(old)
+        for _, kept in self.calls:
+            for storage in {t.untyped_storage() for t in kept if t.untyped_storage().data_ptr() in self.made}:
+                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0x7F)
 
     def replay(self) -> None:
         for call, kept in self.calls:

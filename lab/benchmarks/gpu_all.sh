@@ -5,8 +5,8 @@
 #   SECONDS_IN_ALL=520 PYTHON=python3
 #   PACK=results.tgz        all of FOLDER in one file, written again after every job
 #   PACKAGES=.packages      a folder of Python packages for a machine without pytest or the like, made where there is an index by
-#                           pip install --no-deps --target .packages pytest pluggy iniconfig pygments packaging typer rich
-#                           markdown-it-py mdurl shellingham click annotated-doc
+#                           pip install --no-deps --target .packages pytest pluggy iniconfig pygments packaging rich
+#                           markdown-it-py mdurl shellingham typing_extensions typer==0.16.1 click==8.1.8
 # A job that fails or runs past its time is noted with the end of its log, and the next one runs, in a process of its own, since
 # nothing works any more in a process whose kernel failed. Nothing needs to be installed. Kernels are kept from call to call.
 set -uo pipefail
@@ -69,7 +69,7 @@ tests tests_kernels 100 tests/ops/test_gpu.py -k "not captured and not steps and
 tests tests_steps 120 tests/ops/test_gpu.py -k "captured or steps"
 tests tests_pyg 60 tests/pyg/test_pyg_device.py tests/pyg/test_pyg_snapshot.py -k gpu
 job fingerprints 40 "$python" tests/fingerprints.py --cuda
-epoch typed 90 typed
+epoch typed 110 typed
 epoch epochs 75 epochs --only "gcn uniform,gcn bs,gcn adahop,gat bs"
 pyg pyg_device 80 device
 job setup 45 "$python" -c "from adahop_lab.cli.bench import bench; bench()" setup --device cuda --graph synthetic:100000,2000000,100,10

@@ -212,6 +212,8 @@ def epoch_seconds(
     config = Config(
         **{"batch_size": 1024, "hidden": 256, "sizes": (10, 10), "dropout": 0.0, "device": DEV, "noise": 0.0, **options}
     )
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     with capture.products(config.tf32):
         torch.manual_seed(0)
         run = Run(data, config, 0)

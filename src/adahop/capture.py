@@ -224,6 +224,8 @@ class DeviceSteps(Steps):
             said = (str(e).strip() or type(e).__name__).splitlines()[0]
             warnings.warn(f"this step cannot be captured as a CUDA graph, so it runs eagerly: {said}", stacklevel=2)
             self.run.optimizer.zero_grad(set_to_none=True)
+            for how in self.run.model.active_memories():
+                how.cancel()  # what the capture left to be written was never computed
             _restore(chance)
             return False
         self.recorded[size] = CapturedStep(graph, seeds, loss, draw, blocks)

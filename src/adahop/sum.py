@@ -186,6 +186,11 @@ class Sum(nn.Module):
         for _, history in self._histories():
             history.flush()
 
+    def cancel(self) -> None:
+        """Drop the rows that the last step left for later."""
+        for _, history in self._histories():
+            history.pending = None
+
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""
         self.flush()

@@ -162,6 +162,25 @@ def test_a_step_that_waits_runs_eagerly(cuda, monkeypatch):
     assert not steps.capture and torch.cuda.current_stream() is stream
 
 
+@pytest.mark.parametrize("method", ["adahop", "s-gcn"])
+def test_a_capture_that_breaks_off_leaves_nothing_to_write(cuda, monkeypatch, method):
+    """Rows of a history are written when a step is over, and this one never ran."""
+
+    def run(captured: bool) -> list[float]:
+        made = run_of(toy_data(nodes=65), model="gat", method=method, dropout=0.0)
+        steps, graph = capture.DeviceSteps(made, captured), made.model.sums(1)
+        full = graph.full_block
+        asks = lambda block: (graph.capacity and float(block.scale.sum()), full(block))[1]  # noqa: E731
+        monkeypatch.setattr(graph, "full_block", asks)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            out = [float(loss) for _ in range(3) for loss, _ in steps]
+        assert captured == any("cannot be captured" in str(w.message) for w in said)
+        return out
+
+    assert run(True) == pytest.approx(run(False), rel=1e-5)
+
+
 def test_a_history_without_a_pass_has_no_fixed_shape(cuda):
     """Rows of nodes that are met for the first time make room for themselves."""
     with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph, so it runs eagerly: its estimator reads"):
