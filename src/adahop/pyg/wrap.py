@@ -61,6 +61,8 @@ class AllRelations:
         try:
             return (call.propagate if call else self.layer.original("propagate"))(edge_index, size=size, **kwargs)
         finally:
+            if isinstance(call, Call):
+                call.control = None  # which refers to the call
             self.edge_index = self.layer.call = None
 
     def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -219,8 +221,11 @@ class Propagate:
         args, kwargs = self._without_scale(call, args, kwargs)
         call.decide_sum_size((*args, *kwargs.values()))
         apply_memory(call, args, kwargs)
-        with self.installed(call):
-            return self.forward(*args, **kwargs)
+        try:
+            with self.installed(call):
+                return self.forward(*args, **kwargs)
+        finally:
+            call.control = None  # which refers to the call: a cycle would keep the batch until it is searched for
 
     @contextlib.contextmanager
     def installed(self, call: Call | AllRelations | ForwardRecorder) -> Iterator[None]:
