@@ -128,7 +128,7 @@ def test_what_cannot_be_done():
         def forward(self, batch):
             return super().forward(batch.x, batch.edge_index)
 
-    with pytest.raises(InputError, match=r"must take x and edge_index.* got Strange with \(batch\)"):
+    with pytest.raises(InputError, match=r"must take x \(or n_id\) and edge_index.* got Strange with \(batch\)"):
         adahop.inference(Strange(6, 8, 2, 5), data)
     with pytest.raises(InputError, match="`data` must have `x`"):
         adahop.inference(pyg.GCN(6, 8, 2, 5), Data(edge_index=data.edge_index, num_nodes=60))

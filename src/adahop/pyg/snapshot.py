@@ -20,7 +20,7 @@ from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
-from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, close, node_sides, read_whole, subtract
+from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, close, node_sides, read_whole, state_of, subtract
 from adahop.pyg.call import Call
 from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
@@ -337,7 +337,7 @@ class SnapshotSum(ControlledSum):
         if name is None or not isinstance(value, Tensor):
             return False
         batch = self.call.batch
-        found = batches.edge_attribute(batch, value) or batches.node_attribute(batch, value)
+        found = batches.data_edge_attribute(batch, value) or batches.data_node_attribute(batch, value)
         return found is not None and found.rpartition(".")[2] == name.rpartition(".")[2]
 
     def _inputs_same(self, record: PropagateRecord, kwargs: Kwargs) -> bool:
@@ -346,7 +346,7 @@ class SnapshotSum(ControlledSum):
             values = [v for v in as_tuple(kwargs[name]) if v is not None]
             if any(v.requires_grad or not isinstance(v, Tensor) for v in values):
                 return False
-            names = {batches.node_attribute(self.call.batch, v) for v in values}
+            names = {batches.data_node_attribute(self.call.batch, v) for v in values}
             if None in names or names != {self.memory.data_name(v) for v in as_tuple(rows) if v is not None}:
                 return False
         return bool(record.node)
@@ -368,8 +368,14 @@ class Snapshots(Memory):
         self.warned = False
         self.pass_seconds = 0.0  # that the last pass made by the loader took
         self.awaits_step = False  # the model's first step shows how it is called
-        self._attributes = batches.attributes(data)
+        self.data_unchanged = True  # since the pass
+        self._look_at_data()
+
+    def _look_at_data(self) -> None:
+        """What the data has now; a script may change it while it trains."""
+        self._attributes = batches.attributes(self.data)
         self._names = {_memory_key(v): k for k, v in self._attributes.items()}
+        self._states = {k: state_of(v) for k, v in self._attributes.items()}
 
     @property
     def _unusable(self) -> bool:
@@ -403,7 +409,8 @@ class Snapshots(Memory):
                 )
 
     def begin_batch(self, whole_graph: WholeGraph) -> None:
-        """The pass that waited for the model's first step is made."""
+        """The pass that waited for the model's first step is made; one over data that was changed since is not used."""
+        self.data_unchanged = self._states == {k: state_of(v) for k, v in batches.attributes(self.data).items()}
         if self.awaits_step and Root.of(self.model).arguments is not None:
             self.begin_epoch()
 
@@ -439,6 +446,8 @@ class Snapshots(Memory):
 
     def _recorder(self, layer: Propagate, whole_graph: WholeGraph) -> SnapshotRecorder:
         """For the next forward of a layer in the pass under way."""
+        if not self.forward_counts:
+            self._look_at_data()
         recorder, at = SnapshotRecorder(layer, self, whole_graph), self._next_forward(layer)
         self.forwards[layer] = [*self.forwards.get(layer, [])[:at], recorder.record]
         self.fresh = True
@@ -473,7 +482,9 @@ class Snapshots(Memory):
         self.forward_counts.clear()
         self.fresh = self.fresh and not layer.conv.training
         records = [r for r in self.forwards.get(layer, ()) if r.relation == call.batch.relation]
-        if not records or self._unusable or call.scale.numel() != call.batch.e_id.numel():
+        if not records or not self.data_unchanged or self._unusable:
+            return None
+        if call.scale.numel() != call.batch.e_id.numel():
             return None
         if call.why_no_control((*args, *kwargs.values())) is not None:
             return None
