@@ -124,6 +124,7 @@ class SnapshotRecorder(ForwardRecorder):
                 continue
             data_name = None if len(parts) > 1 else self.memory.data_name(value)
             if data_name is not None:
+                self.memory.note(data_name)
                 record.data_names[name] = data_name
             if value is self.last_update:
                 continue  # computed again from the arguments of the edge update
@@ -368,14 +369,14 @@ class Snapshots(Memory):
         self.warned = False
         self.pass_seconds = 0.0  # that the last pass made by the loader took
         self.awaits_step = False  # the model's first step shows how it is called
-        self.data_unchanged = True  # since the pass
+        self.data_unchanged = True  # what the records refer to, since the pass
         self._look_at_data()
 
     def _look_at_data(self) -> None:
-        """What the data has now; a script may change it while it trains."""
+        """What the data has at a pass; a script may change it while it trains."""
         self._attributes = batches.attributes(self.data)
         self._names = {_memory_key(v): k for k, v in self._attributes.items()}
-        self._states = {k: state_of(v) for k, v in self._attributes.items()}
+        self._states: dict[str, tuple[int, int | None]] = {}  # of the attributes that records refer to
 
     @property
     def _unusable(self) -> bool:
@@ -410,7 +411,8 @@ class Snapshots(Memory):
 
     def begin_batch(self, whole_graph: WholeGraph) -> None:
         """The pass that waited for the model's first step is made; one over data that was changed since is not used."""
-        self.data_unchanged = self._states == {k: state_of(v) for k, v in batches.attributes(self.data).items()}
+        now = batches.attributes(self.data) if self._states else {}
+        self.data_unchanged = all(k in now and state_of(now[k]) == state for k, state in self._states.items())
         if self.awaits_step and Root.of(self.model).arguments is not None:
             self.begin_epoch()
 
@@ -442,7 +444,12 @@ class Snapshots(Memory):
 
     def recorder(self, layer: Propagate, tensors: list[Tensor]) -> SnapshotRecorder | None:
         whole_graph = self._whole_graph_of(tensors)
-        return None if whole_graph is None else self._recorder(layer, whole_graph)
+        if whole_graph is None:
+            return None
+        recorder = self._recorder(layer, whole_graph)
+        for name in {self.data_name(t) for t in tensors} - {None}:
+            self.note(str(name))  # what the layer makes of it, such as degrees, is in the record
+        return recorder
 
     def _recorder(self, layer: Propagate, whole_graph: WholeGraph) -> SnapshotRecorder:
         """For the next forward of a layer in the pass under way."""
@@ -494,7 +501,14 @@ class Snapshots(Memory):
         """The data's own tensor where it is one, which does not change; else a copy."""
         value = value.detach()
         name = self.data_name(value)
-        return self._attributes[name] if name is not None else value.clone()
+        if name is None:
+            return value.clone()
+        self.note(name)
+        return self._attributes[name]
+
+    def note(self, name: str) -> None:
+        """A record refers to an attribute of the data."""
+        self._states[name] = state_of(self._attributes[name])
 
     def data_name(self, value: Any) -> str | None:
         """The attribute of the data that a tensor is."""
