@@ -217,7 +217,10 @@ class Learner:
             return
         hops = drawn.num_edges or []
         if len(recorded) < len(hops):
-            raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(recorded)}")
+            layers = {} if self._model is None else layers_of(self._model)
+            replaced = any(propagate_of(m) not in self._layers for m in layers.values())
+            more = "; call `learn` again, as layers were replaced since" if replaced else ""
+            raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(recorded)}{more}")
         device = self.sampler.graph.device
         self.sampler.update(*(energies if drawn.typed is None else typed_energies)(drawn, recorded, device))
 

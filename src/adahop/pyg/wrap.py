@@ -418,15 +418,21 @@ def layers_of(model: nn.Module) -> dict[str, MessagePassing]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel, DataParallel or torch.compile."""
+    """The model inside of DistributedDataParallel, AveragedModel, torch.compile, ..., which pass all arguments on."""
     while True:
         inner = model.__dict__.get("_modules", {})
         if "_orig_mod" in inner:
             model = inner["_orig_mod"]
-        elif set(inner) == {"module"} and type(model).__name__.endswith(("DataParallel", "FullyShardedDataParallel")):
+        elif set(inner) == {"module"} and _passes_on(model):
             model = inner["module"]
         else:
             return model
+
+
+def _passes_on(model: nn.Module) -> bool:
+    """Whether a module's forward is (*args, **kwargs)."""
+    kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
+    return kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
 
 
 def scale_messages(model: nn.Module, sums: str = "auto") -> nn.Module:
