@@ -231,7 +231,7 @@ def test_lightning_node_data_has_the_snapshot(tmp_path):
     assert len(model.losses) == 24 and float(sampler.sampler.policy.square.std()) > 0
 
 
-# --- copies, and the model without adahop ------------------------------------------------------------------------------
+# --- copies, and the model without adahop -----------------------------------------------------------------------------
 
 
 def test_a_copy_of_a_loader_draws_the_same_and_learns_from_no_model():

@@ -34,14 +34,15 @@ def inference(
     """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode; of a HeteroData,
     as of `model(data.x_dict, data.edge_index_dict)`.
 
-    Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
-    that of the hidden layers (and of attention's one number per edge and head), not of the messages. The model is any
-    stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential, your own
-    modules; or one of adahop.models. A model of learned embeddings may take `n_id` in place of x. What it takes besides is given as it was in training, if it has been called on a
-    batch of our loaders. Before that it gets the data's edge_weight and edge_attr where it insists on them, and an
-    edge_attr where its layers were built for one (`edge_dim`): that the data has one changes nothing by itself.
-    `arguments` are passed as they are. Of a HeteroData, a model that takes `edge_type` (RGCNConv) gets the tensors of
-    `data.to_homogeneous()`, and one that takes the data itself finds an `n_id` in every type.
+    Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory
+    is that of the hidden layers (and of attention's one number per edge and head), not of the messages. The model is
+    any stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential,
+    your own modules; or one of adahop.models. A model of learned embeddings may take `n_id` in place of x. What it
+    takes besides is given as it was in training, if it has been called on a batch of our loaders. Before that it gets
+    the data's edge_weight and edge_attr where it insists on them, and an edge_attr where its layers were built for
+    one (`edge_dim`): that the data has one changes nothing by itself. `arguments` are passed as they are. Of a
+    HeteroData, a model that takes `edge_type` (RGCNConv) gets the tensors of `data.to_homogeneous()`, and one that
+    takes the data itself finds an `n_id` in every type.
 
     >>> from torch_geometric.data import Data; from torch_geometric.nn import GraphSAGE
     >>> data = Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))

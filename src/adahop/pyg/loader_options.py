@@ -274,7 +274,10 @@ def checked(sampler: object, graph: Graph) -> NeighborSampler:
             f"{type(sampler).__name__}"
         )
     if sampler.reads is not energy:
-        raise InputError(f"`method` must learn from energies here, got one that learns from {sampler.reads.__name__}")
+        reads = sampler.reads.__name__
+        raise InputError(
+            f"`policy` must learn from the squared norms of messages in PyG models, got one that reads {reads}"
+        )
     if (sampler.graph.num_nodes, sampler.graph.num_edges) != (graph.num_nodes, graph.num_edges):
         theirs = f"{sampler.graph.num_nodes} nodes and {sampler.graph.num_edges} edges"
         raise InputError(
