@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader, PrefetchLoader
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn import GraphSAGE, SAGEConv
 from torch_geometric.transforms import AddSelfLoops, Compose, ToUndirected
 
-from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, callback
+from adahop.checks import InputError
+from adahop.pyg import AdaptiveNeighborLoader, AdaptiveSampler, callback, inference, scale_messages, unscale_messages
 from conftest import messy_edges
 
 
@@ -225,3 +229,88 @@ def test_lightning_node_data_has_the_snapshot(tmp_path):
         )  # fmt: skip
         trainer.fit(model, datamodule=nodes)
     assert len(model.losses) == 24 and float(sampler.sampler.policy.square.std()) > 0
+
+
+# --- copies, and the model without adahop -----------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_loader_draws_the_same_and_learns_from_no_model():
+    loader, model = make(), net()
+    loader.learn(model)
+    steps(model, loader)
+    state = loader.state_dict()
+    for again in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert again._model is None
+        loader.load_state_dict(state)
+        assert all(torch.equal(a.n_id, b.n_id) for a, b in zip(again, loader, strict=True))
+        again.learn(net())
+        steps(again._model, again)
+
+
+def test_a_copy_of_a_sampler_learns_from_no_model():
+    sampler = AdaptiveSampler(messy_data(), [3, 2])
+    sampler.learn(net())
+    assert pickle.loads(pickle.dumps(sampler))._model is None
+
+
+def test_a_model_without_what_was_added_is_pygs_alone():
+    loader, model = make(), scale_messages(net())
+    data = messy_data()
+    before = [set(vars(m)) for m in net().modules()]
+    loader.learn(model)
+    steps(model, loader)
+    want = model(data.x, data.edge_index)
+    assert unscale_messages(model) is model
+    assert [set(vars(m)) for m in model.modules()] == before
+    assert not model._forward_hooks and not model._forward_pre_hooks and not model._forward_pre_hooks_with_kwargs
+    assert b"adahop" not in pickle.dumps(model)
+    assert torch.equal(model(data.x, data.edge_index), want)
+    torch.export.export(model.eval(), (data.x, data.edge_index))
+    model.train()
+    assert loader._model is None and steps(model, loader)  # the loader has let go of it
+    loader.learn(model)
+    assert steps(model, loader)
+
+
+def test_a_copy_of_a_model_is_undone_alone():
+    loader, model = make(), net()
+    loader.learn(model)
+    steps(model, loader)
+    average = unscale_messages(copy.deepcopy(model))
+    assert not average._forward_hooks and len(model._forward_hooks) == 1
+    assert steps(model, loader)
+
+
+def test_a_layer_that_was_replaced_is_told():
+    loader, model = make(), net()
+    loader.learn(model)
+    steps(model, loader)
+    model.convs[1] = SAGEConv(8, 3)
+    with pytest.raises(InputError, match=r"a layer for each of the 2 hops, got 1; call `learn` again, as"):
+        steps(model, loader)
+
+
+def test_edges_as_an_edge_index():
+    """PyG's own class for edges has no memory by which a tensor is recognised."""
+    data = messy_data()
+    plain = data.edge_index[:, data.edge_index[1].argsort()]
+    data.edge_index = EdgeIndex(plain, sparse_size=(60, 60), sort_order="col")
+    loader = AdaptiveNeighborLoader(data, [-1, -1], batch_size=8, estimator="snapshot")
+    model, same = net(), net()
+    loader.learn(model)
+    for _ in range(2):
+        for batch in loader:
+            same.load_state_dict(model.state_dict())
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            assert torch.allclose(out, same(data.x, plain)[batch.n_id[: batch.batch_size]], atol=1e-5)
+            out.logsumexp(1).sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+        with torch.no_grad():  # an evaluation of the user's own
+            same.load_state_dict(model.state_dict())
+            want = same.eval()(data.x, plain)
+            assert torch.allclose(model.eval()(data.x, data.edge_index), want, atol=1e-5)
+            assert torch.allclose(inference(model, data), want, atol=1e-5)
+        model.train()
+        same.train()

@@ -60,6 +60,14 @@ class Batches(Generic[Own, Drawn]):
         self._resumed: dict[str, Any] | None = None
         self._deferring: weakref.WeakSet[Epoch[Drawn]] = weakref.WeakSet()  # epochs that draw ahead of updates
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins with an epoch of its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_epoch", "_deferring")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._epoch, self._deferring = None, weakref.WeakSet()
+
     # --- the steps of a kind of loader --------------------------------------------------------------------------------
 
     def seeds_of(self, number: int) -> Iterator[Tensor]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data, HeteroData
 
 import adahop
 from adahop.checks import InputError
-from adahop.pyg import scale_messages
+from adahop.pyg import AdaptiveNeighborLoader, scale_messages
 from conftest import messy_edges
 
 
@@ -128,9 +131,43 @@ def test_what_cannot_be_done():
         def forward(self, batch):
             return super().forward(batch.x, batch.edge_index)
 
-    with pytest.raises(InputError, match=r"must take x and edge_index.* got Strange with \(batch\)"):
+    with pytest.raises(InputError, match=r"must take x \(or n_id\) and edge_index.* got Strange with \(batch\)"):
         adahop.inference(Strange(6, 8, 2, 5), data)
     with pytest.raises(InputError, match="`data` must have `x`"):
         adahop.inference(pyg.GCN(6, 8, 2, 5), Data(edge_index=data.edge_index, num_nodes=60))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = adahop.nothing
+
+
+class Embedded(torch.nn.Module):
+    def __init__(self, nodes):
+        super().__init__()
+        self.rows, self.layers = torch.nn.Embedding(nodes, 6), pyg.GraphSAGE(6, 8, 2, 3)
+
+    def forward(self, n_id, edge_index):
+        return self.layers(self.rows(n_id), edge_index)
+
+
+def test_a_model_of_learned_embeddings_takes_the_nodes_ids():
+    """Such a script passes batch.n_id; the whole data has the ids 0, 1, ... and a snapshot without being told."""
+    data = Data(edge_index=torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(0)), num_nodes=30)
+    model = Embedded(30)
+    want = model.eval()(torch.arange(30), data.edge_index)
+    assert torch.allclose(adahop.inference(model, data), want, atol=1e-6)
+    loader = AdaptiveNeighborLoader(data, [2, 2], batch_size=10)
+    loader.learn(model.train())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            for batch in loader:
+                model(batch.n_id, batch.edge_index)[:10].sum().backward()
+    assert loader.memory_cost()["bytes"] > 0
+    assert "n_id" not in data
+
+
+def test_an_average_of_a_model():
+    data = adahop.load("digits")
+    model = pyg.GraphSAGE(data.num_features, 8, 2, 3)
+    average = AveragedModel(model)
+    want = model.eval()(data.x, data.edge_index)
+    assert torch.allclose(adahop.inference(average, data), want, atol=1e-5)

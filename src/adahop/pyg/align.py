@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
 
 def is_edge_index(value: Any) -> bool:
@@ -13,6 +14,11 @@ def is_edge_index(value: Any) -> bool:
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     return value.dim() == 2 and value.shape[0] == 2 and not value.is_floating_point()
+
+
+def plain(value: Any) -> Any:
+    """The tensor of a PyG EdgeIndex, which has no memory of its own to be recognised by; others as they are."""
+    return value.as_tensor() if isinstance(value, EdgeIndex) else value
 
 
 class Aligned(NamedTuple):

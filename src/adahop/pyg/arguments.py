@@ -101,6 +101,11 @@ def at_edges(kwargs: Kwargs, at: Tensor | slice, edges: int, node: Container[str
     return {k: v[at] if is_per_edge(v, edges) and k not in node else v for k, v in kwargs.items()}
 
 
+def state_of(t: Tensor) -> tuple[int, int | None]:
+    """Another one after the tensor was changed in place; a tensor of inference mode does not tell."""
+    return t.data_ptr(), None if t.is_inference() else t._version
+
+
 def first_of_each(ids: Tensor) -> Tensor:
     """Where each id comes first."""
     order = ids.argsort(stable=True)

@@ -16,7 +16,7 @@ from torch_geometric.data.storage import EdgeStorage
 
 from adahop.block import Block
 from adahop.pyg.align import is_edge_index
-from adahop.pyg.arguments import tensors_in
+from adahop.pyg.arguments import state_of, tensors_in
 from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph, offsets
 from adahop.typed import Relation, TypedBatch
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from adahop.pyg.call import MessageEnergies
     from adahop.pyg.memory import Memory
     from adahop.pyg.wrap import Propagate
+
+# tensors as they were cut from the data, by name, and how to see whether they were changed since
+AsCut = dict[str, tuple[weakref.ref[Tensor], tuple[int, int | None]]]
 
 
 @dataclass(eq=False)
@@ -49,6 +52,7 @@ class DrawnBatch:
     energies: list[MessageEnergies] = field(default_factory=list)  # recorded by layers, one per `propagate`, in order
     forward_inputs: dict[Propagate, list[Tensor | None]] = field(default_factory=dict)  # some rows, per forward
     cache: dict[Any, Any] = field(default_factory=dict)  # what several layers would compute alike
+    as_cut: AsCut = field(default_factory=dict)
     sources: Tensor | None = None  # of a relation between two types, the ids of its sources' type
     relation: Relation | None = None
     owner: DrawnBatch | None = None  # of a relation, the batch that it is a part of
@@ -342,20 +346,26 @@ def in_use() -> int:
 
 def edge_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
     """The name of the batch's edge attribute that `t` is, or a part of; None where it is none of them."""
+    name, _ = _edge_match(batch, t)
+    return name
+
+
+def _edge_match(batch: DrawnBatch, t: Tensor) -> tuple[str | None, Tensor]:
+    """The same, and all rows of the attribute."""
     data = data_of(batch)
     if data is None:
-        return None
+        return None, t
     address, edges, width = t.untyped_storage().data_ptr(), batch.e_id.numel(), t.shape[1:].numel()
     every = data.to_dict() if batch.typed is None else {"scale": batch.scale}
     tensors = {k: v for k, v in every.items() if isinstance(v, Tensor) and v.dim()}
     values = {k: v for k, v in tensors.items() if v.shape[0] == edges and v.shape[1:].numel() == width}
     for name, value in values.items():
         if value.numel() and value.untyped_storage().data_ptr() == address:
-            return name
+            return name, value
     for name, value in values.items():  # a copy on another device
         if value.numel() == t.numel() and value.dtype == t.dtype and torch.equal(value.to(t.device).view_as(t), t):
-            return name
-    return None
+            return name, value
+    return None, t
 
 
 def attributes(data: Data | HeteroData) -> dict[str, Tensor]:
@@ -376,6 +386,46 @@ def node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
         if value.data_ptr() == t.data_ptr() and value.stride() == t.stride():
             return name
     return None
+
+
+def data_edge_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
+    """The name of the data's edge attribute that `t` is, or a part of. None where the batch's has other values than the
+    data's by now: a transform or the training loop may have changed them.
+    """
+    name, value = _edge_match(batch, t)
+    table = None if name is None else batch.whole_graph.data.to_dict().get(name)
+    if name is None or not isinstance(table, Tensor):
+        return None
+    key = name if batch.relation is None else f"{batch.relation}.{name}"
+    return name if _has_values(batch, key, value, table, batch.e_id) else None
+
+
+def data_node_attribute(batch: DrawnBatch, t: Tensor) -> str | None:
+    """The same of the attributes of nodes, all rows of them; those of typed data by type and name."""
+    name, root = node_attribute(batch, t), batch.root
+    table = None if name is None else attributes(root.whole_graph.source).get(name)
+    if name is None or table is None:
+        return None
+    ids = root.n_id if root.typed is None else root.typed.n_id.get(name.rpartition(".")[0])
+    return name if _has_values(root, name, t, table, ids) else None
+
+
+def _has_values(batch: DrawnBatch, key: str, value: Tensor, table: Tensor, ids: Tensor | None) -> bool:
+    """Whether an attribute of the batch has the rows `ids` of the data's `table`."""
+    as_cut = batch.root.as_cut.get(key)
+    if as_cut is not None and as_cut[0]() is value and as_cut[1] == state_of(value):
+        return True
+    known = ("has values", key, state_of(value), state_of(table))
+    if value.is_inference() or known not in batch.root.cache:
+        per_row = ids is not None and ids.numel() == value.shape[0] and table.shape[1:] == value.shape[1:]
+        rows = table[ids.to(table.device)] if ids is not None and per_row else table
+        batch.root.cache[known] = rows.shape == value.shape and torch.equal(rows.to(value), value)
+    return batch.root.cache[known]
+
+
+def as_cut(data: Data | HeteroData) -> AsCut:
+    """Those of a batch that nothing but the loader has touched."""
+    return {name: (weakref.ref(v), state_of(v)) for name, v in attributes(data).items() if not v.is_inference()}
 
 
 def attribute_name(batch: DrawnBatch, t: Tensor) -> str | None:

@@ -13,7 +13,7 @@ from torch_geometric.utils import is_sparse, to_edge_index
 from adahop.checks import tell
 from adahop.ops import segment_sum, spread
 from adahop.pyg import batches, fused
-from adahop.pyg.align import Aligned, align, is_edge_index
+from adahop.pyg.align import Aligned, align, is_edge_index, plain
 from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import Found
 from adahop.pyg.readings import shares
@@ -197,8 +197,7 @@ class Call:
         """The data's attribute that an edge weight is; None for ones, LEARNED for what is none of them."""
         if value is None or any(value is one for one in self.unit_weights):
             return None
-        name = batches.edge_attribute(self.batch, value)
-        return name if name is not None and name in self.batch.whole_graph.data else self.LEARNED
+        return batches.data_edge_attribute(self.batch, value) or self.LEARNED
 
     def degrees(
         self, name: str | None, weight: Tensor | None, aligned: Aligned, used: Tensor, nodes: int
@@ -341,7 +340,7 @@ class Call:
         if self.reading.functions or whole_graph.given_by_hand:
             return  # normalised, or scaled by hand
         weights = {self.attribute(v): v for v in tensors_in(values) if v.dim() == 1 and len(v) == edges.shape[1]}
-        name, weight = next(((k, v) for k, v in weights.items() if k in whole_graph.data), (None, None))
+        name, weight = next(((k, v) for k, v in weights.items() if k not in (None, self.LEARNED)), (None, None))
         sums = whole_graph.sums(name)[0].abs().float()
         drawn = torch.bincount(edges[1], None if weight is None else weight.detach().abs())
         typical, most = float(sums.square().mean().sqrt()), float(drawn.max())
@@ -428,8 +427,8 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def strided(edge_index: Any) -> Any:
-    """The edges of a sparse matrix; others as they are."""
-    return sparse_edges(edge_index)[0] if is_sparse(edge_index) else edge_index
+    """The edges of a sparse matrix or an EdgeIndex; others as they are."""
+    return sparse_edges(edge_index)[0] if is_sparse(edge_index) else plain(edge_index)
 
 
 def sparse_edges(adj_t: Any) -> tuple[Tensor, Tensor | None]:

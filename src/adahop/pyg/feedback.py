@@ -16,7 +16,7 @@ from adahop.block import Block, nothing
 from adahop.checks import InputError, between
 from adahop.ops import pointer
 from adahop.pyg import batches
-from adahop.pyg.batches import DrawnBatch
+from adahop.pyg.batches import AsCut, DrawnBatch
 from adahop.pyg.call import MessageEnergies
 from adahop.pyg.history import LayerHistories
 from adahop.pyg.hops import AnyData, Hops
@@ -27,6 +27,9 @@ from adahop.pyg.whole_graph import WholeGraph, whole_graphs
 from adahop.pyg.wrap import Propagate, layers_of, propagate_of, scaled
 from adahop.samplers import NeighborSampler
 from adahop.typed import Relation, TypedBatch
+
+# of a learner, what it has from the model that it learns from
+OF_A_MODEL = ("_memory", "_last_batch", "_model", "_layers", "_num_propagates", "_open_batches")
 
 
 class Learner:
@@ -128,13 +131,20 @@ class Learner:
         """What the estimator remembers, in bytes, and its milliseconds: of a pass, or per step."""
         return {"bytes": 0.0} if self._memory is None else self._memory.cost()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a loader in another process, learns from no model until it is told to."""
+        inherited = getattr(super(), "__getstate__", None)
+        state = vars(self) if inherited is None else inherited()
+        return {name: value for name, value in state.items() if name not in OF_A_MODEL}
+
     # --- a batch ------------------------------------------------------------------------------------------------------
 
-    def _hand_out(self, batch: AnyData, hops: Hops) -> AnyData:
-        """Make a batch known, so that layers find it by its tensors."""
+    def _hand_out(self, batch: AnyData, hops: Hops, as_cut: AsCut | None = None) -> AnyData:
+        """Make a batch known, so that layers find it by its tensors; `as_cut` are those that no transform has seen."""
         if self._memory is not None:
             self._memory.begin_batch(self._whole_graphs[None])
         drawn = self._register_typed(batch, hops) if isinstance(batch, HeteroData) else self._register(batch, hops)
+        drawn.as_cut = as_cut or {}
         self._last_batch = weakref.ref(batch)
         if self._model is not None:
             self._open(drawn)
@@ -207,7 +217,10 @@ class Learner:
             return
         hops = drawn.num_edges or []
         if len(recorded) < len(hops):
-            raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(recorded)}")
+            layers = {} if self._model is None else layers_of(self._model)
+            replaced = any(propagate_of(m) not in self._layers for m in layers.values())
+            more = "; call `learn` again, as layers were replaced since" if replaced else ""
+            raise InputError(f"`model` must have a layer for each of the {len(hops)} hops, got {len(recorded)}{more}")
         device = self.sampler.graph.device
         self.sampler.update(*(energies if drawn.typed is None else typed_energies)(drawn, recorded, device))
 

@@ -32,6 +32,7 @@ from adahop.pyg.arguments import (
     node_arguments,
     read_whole,
     sources_of,
+    state_of,
 )
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import Call, in_backward
@@ -119,10 +120,20 @@ class LayerHistories(Memory):
                     history.sums = history.filled = None
             log.info("%s", self)
         self.steps += 1
+        self._forget_sums_of_changed_data()
         began = time.perf_counter()
         if self.refresh:
             self._renew_oldest()
         self.spent["renew"] += time.perf_counter() - began
+
+    def _forget_sums_of_changed_data(self) -> None:
+        """The sums of the data's own rows hold as long as a script does not change these."""
+        for history in self._passes:
+            table = self.data.get(history.data_name) if history.data_name else None
+            if isinstance(table, Tensor) and history.filled is not None and history.state != state_of(table):
+                if history.state is not None:
+                    history.filled.zero_()
+                history.state = state_of(table)
 
     @property
     def _passes(self) -> list[PassHistory]:
@@ -301,13 +312,8 @@ class LayerHistories(Memory):
             value = sources_of(kwargs.get(name))
             if value is None or value.requires_grad or node[name] != {"j"}:
                 return None
-            names.add(batches.node_attribute(call.batch, value))
-        found = names.pop() if len(names) == 1 else None
-        if found is None or not isinstance(self.data[found], Tensor):
-            return None
-        table = self.data[found]
-        same = torch.equal(table[call.batch.n_id[:64].to(table.device)], value[:64].to(table.device))
-        return found if same else None  # a transform may have changed it
+            names.add(batches.data_node_attribute(call.batch, value))
+        return names.pop() if len(names) == 1 else None
 
     def _level(self, kwargs: Kwargs) -> int:
         """How many sums lie between the features and these arguments, found from their gradient functions."""

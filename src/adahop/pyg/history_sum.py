@@ -146,7 +146,7 @@ class HistorySum(ControlledSum):
     def _is_data(self, kwargs: Kwargs, history: PassHistory) -> bool:
         """Whether the arguments are still the attribute of the data whose sums are kept."""
         rows = [sources_of(kwargs[k]) for k in self.node if k in kwargs]
-        names = {None if v.requires_grad else batches.node_attribute(self.call.batch, v) for v in rows}
+        names = {None if v.requires_grad else batches.data_node_attribute(self.call.batch, v) for v in rows}
         return names <= {history.data_name}
 
     # --- F(x') --------------------------------------------------------------------------------------------------------

@@ -16,14 +16,15 @@ from torch_geometric.nn import MessagePassing
 from adahop.checks import InputError, KindError, count, device_of, fields
 from adahop.graph import Graph
 from adahop.pyg import batches
+from adahop.pyg.align import plain
 from adahop.pyg.arguments import Kwargs, eval_mode, is_per_edge, node_arguments, node_sides
 from adahop.pyg.call import Call
 from adahop.pyg.root import Root, parameter_names
 from adahop.pyg.wrap import propagate_of, unwrapped
 from adahop.typed import of_hetero
 
-KNOWN = ("x", "edge_index", "edge_weight", "edge_attr")
-ALWAYS = ("x", "edge_index", "edge_type", "node_type")  # given from the data even where training computed them
+KNOWN = ("x", "n_id", "edge_index", "edge_weight", "edge_attr")
+ALWAYS = ("x", "n_id", "edge_index", "edge_type", "node_type")  # given from the data even where training computed them
 
 
 @torch.no_grad()
@@ -33,14 +34,15 @@ def inference(
     """The model's output for all nodes, as of `model(data.x, data.edge_index)` in evaluation mode; of a HeteroData,
     as of `model(data.x_dict, data.edge_index_dict)`.
 
-    Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory is
-    that of the hidden layers (and of attention's one number per edge and head), not of the messages. The model is any
-    stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential, your own
-    modules; or one of adahop.models. What it takes besides is given as it was in training, if it has been called on a
-    batch of our loaders. Before that it gets the data's edge_weight and edge_attr where it insists on them, and an
-    edge_attr where its layers were built for one (`edge_dim`): that the data has one changes nothing by itself.
-    `arguments` are passed as they are. Of a HeteroData, a model that takes `edge_type` (RGCNConv) gets the tensors of
-    `data.to_homogeneous()`, and one that takes the data itself finds an `n_id` in every type.
+    Each layer runs over the whole graph before the next, its messages for `batch_size` targets at a time, so memory
+    is that of the hidden layers (and of attention's one number per edge and head), not of the messages. The model is
+    any stack of PyG layers whose forward takes x and edge_index: PyG's own models, torch_geometric.nn.Sequential,
+    your own modules; or one of adahop.models. A model of learned embeddings may take `n_id` in place of x. What it
+    takes besides is given as it was in training, if it has been called on a batch of our loaders. Before that it gets
+    the data's edge_weight and edge_attr where it insists on them, and an edge_attr where its layers were built for
+    one (`edge_dim`): that the data has one changes nothing by itself. `arguments` are passed as they are. Of a
+    HeteroData, a model that takes `edge_type` (RGCNConv) gets the tensors of `data.to_homogeneous()`, and one that
+    takes the data itself finds an `n_id` in every type.
 
     >>> from torch_geometric.data import Data; from torch_geometric.nn import GraphSAGE
     >>> data = Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
@@ -85,7 +87,7 @@ def arguments_of(model: nn.Module, data: Data | HeteroData, device: torch.device
     usual: tuple[str, ...] = KNOWN
     if isinstance(data, HeteroData) and "edge_type" in names:
         data, usual = _joined(data), (*KNOWN, "edge_type", "node_type")
-    elif isinstance(data, HeteroData):
+    else:
         data = _numbered(data)
     called = {n: data if attr == "" else value_of(data, attr) for n, attr in seen.items() if attr is not None}
     for name, attr in seen.items():
@@ -95,10 +97,11 @@ def arguments_of(model: nn.Module, data: Data | HeteroData, device: torch.device
         called[name] = {k: v for k, v in (called[name] or {}).items() if k in keys}
     known = [name for name in names if name.removesuffix("_dict") in usual]
     unknown = [name for name in required if name not in known and name not in more and called.get(name) is None]
-    given_both = {"x", "edge_index"} <= {name.removesuffix("_dict") for name in known}
+    usual_names = {name.removesuffix("_dict") for name in known}
+    given_both = "edge_index" in usual_names and bool({"x", "n_id"} & usual_names)
     if unknown or not ("" in seen.values() or given_both or "edge_index" in seen.values()):
         raise InputError(
-            f"`model` must take x and edge_index, and what else it needs must be given by name, got "
+            f"`model` must take x (or n_id) and edge_index, and what else it needs must be given by name, got "
             f"{type(model).__name__} with ({', '.join(required)})"
         )
     wanted = [name for name in known if name in required or name.removesuffix("_dict") in ALWAYS]
@@ -127,7 +130,7 @@ def value_of(data: Data | HeteroData, name: str) -> Any:
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {k: _moved(v, device) for k, v in value.items()}
-    return value.to(device) if isinstance(value, Tensor | Data | HeteroData) else value
+    return plain(value).to(device) if isinstance(value, Tensor | Data | HeteroData) else value
 
 
 def _joined(data: HeteroData) -> Data:
@@ -138,8 +141,8 @@ def _joined(data: HeteroData) -> Data:
     return same
 
 
-def _numbered(data: HeteroData) -> HeteroData:
-    """The data with `n_id` in every type, as batches have it."""
+def _numbered(data: Data | HeteroData) -> Data | HeteroData:
+    """The data with `n_id`, of typed data in every type, as batches have it."""
     data = copy.copy(data)
     for store in data.node_stores:
         if "n_id" not in store:

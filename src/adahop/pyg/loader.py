@@ -16,6 +16,7 @@ from torch_geometric.sampler.base import SubgraphType
 from adahop.checks import InputError, KindError, flag, function, node_ids, tell
 from adahop.loader import STATE, Batches, Made, moved
 from adahop.ops import random
+from adahop.pyg import batches
 from adahop.pyg.align import align
 from adahop.pyg.batches import edge_index_of
 from adahop.pyg.cache import FeatureCache, cache_of, cached
@@ -255,11 +256,13 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
 
     def give(self, made: Made[Hops]) -> Any:
         batch = made.batch
+        seen = self.transform is not None and self.filter_per_worker
+        as_cut = {} if seen else batches.as_cut(batch)
         if self.transform is not None and not self.filter_per_worker:
             batch = self.transform(batch)
         if self.transform is not None and not self._warned:
             self._warn_of_other_edges(batch, made.drawn)
-        return self._hand_out(batch, made.drawn)
+        return self._hand_out(batch, made.drawn, as_cut)
 
     def _warn_of_other_edges(self, batch: Data | HeteroData, hops: Hops) -> None:
         """Once: edges that were not drawn estimate no sum, so that layers treat them as any other edges."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
@@ -33,6 +34,7 @@ from adahop.graph import Graph
 from adahop.messages import energy
 from adahop.methods import METHODS, OTHER, Method, make, node_wise
 from adahop.policies import POLICIES
+from adahop.pyg.align import plain
 from adahop.pyg.cache import feature_tables, move_except
 from adahop.pyg.hops import AnyData
 from adahop.pyg.rows import row_dtype
@@ -107,12 +109,22 @@ def data_and_graph(data: object, device: object = None, tables: bool = True) -> 
                 "`data` must have its edges in `edge_index` alone, got an `adj_t`: leave ToSparseTensor out"
             )
     at = torch.device("cpu") if device is None else device_of(device)
-    data, graph = without_graph(data)
+    data, graph = without_graph(_plain_edges(data))
     if device is not None:
         data = move_except(data, at, {} if tables else feature_tables(data))
     if graph is None:
         return data, Graph.from_data(_absolute_weights(data), edge_attr=False).to(at)
     return data, graph.without_edge_features().to(at)
+
+
+def _plain_edges(data: AnyData) -> AnyData:
+    """The data with tensors in place of PyG's EdgeIndex, which a layer takes as well."""
+    out = data
+    for store in data.edge_stores:
+        if isinstance(store.get("edge_index"), EdgeIndex):
+            out = copy.copy(data) if out is data else out
+            (out if store._key is None else out[store._key]).edge_index = plain(store.edge_index)
+    return out
 
 
 def without_graph(data: AnyData) -> tuple[AnyData, Graph | None]:
@@ -262,7 +274,10 @@ def checked(sampler: object, graph: Graph) -> NeighborSampler:
             f"{type(sampler).__name__}"
         )
     if sampler.reads is not energy:
-        raise InputError(f"`method` must learn from energies here, got one that learns from {sampler.reads.__name__}")
+        reads = sampler.reads.__name__
+        raise InputError(
+            f"`policy` must learn from the squared norms of messages in PyG models, got one that reads {reads}"
+        )
     if (sampler.graph.num_nodes, sampler.graph.num_edges) != (graph.num_nodes, graph.num_edges):
         theirs = f"{sampler.graph.num_nodes} nodes and {sampler.graph.num_edges} edges"
         raise InputError(

@@ -34,6 +34,7 @@ class PassHistory:
     data_name: str | None = field(default=None, metadata={"key": "own"})
     sums: NodeRows | None = None  # those sums, where `filled`
     filled: Tensor | None = None
+    state: tuple[int, int | None] | None = field(default=None, init=False)  # of the data's rows, when sums were formed
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge
     complete: bool = False  # whether it is over all edges that the layer is given
     random: bool = False  # whether rows differ from one forward to the next (dropout)
@@ -134,7 +135,7 @@ class AllNeighbours(Call):
             return self.unit_weights[-1]
         data, columns = call.batch.whole_graph.data, call.found.columns or slice(0, call.edge_index.shape[1])
         if value.shape[0] == columns.stop - columns.start:
-            found = batches.edge_attribute(call.batch, value)
+            found = batches.data_edge_attribute(call.batch, value)
             if found is not None and is_per_edge(data.to_dict().get(found), data.edge_index.shape[1]):
                 rows = data[found][self.batch.e_id].to(value.device)
                 self.edge_attributes[found] = rows.view(-1, *value.shape[1:])
@@ -142,8 +143,8 @@ class AllNeighbours(Call):
             if name.startswith("edge") or value.shape[0] > call.batch.n_id.numel():
                 raise NoHistory(f"its `{name}` is made by the model, and known for drawn edges only")
         if not value.is_floating_point():
-            found = batches.node_attribute(call.batch, value)
-            if found is None or found not in data:
+            found = batches.data_node_attribute(call.batch, value)
+            if found is None:
                 raise NoHistory(f"its `{name}` is made by the model, and known for the batch's nodes only")
             return data[found][self.batch.n_id].to(value.device)
         return self._rows(self.num_nodes, value.shape[1:], value.dtype)

@@ -275,9 +275,8 @@ def _trial(named: Kwargs, found: Found, dtype: torch.dtype, depth: int, most: in
         edge_names += [name] if one.per_edge else []
     whole = Data(edge_index=repeated, num_nodes=n, **{name: on_whole[name] for name in edge_names})
     graph = Graph.from_edge_index(whole.edge_index, num_nodes=n)
-    batch = DrawnBatch(
-        torch.arange(inside), torch.arange(e.shape[1]), times[drawn].to(dtype), WholeGraph(whole, graph), blocks=[]
-    )
+    e_id = (times.cumsum(0) - times)[drawn]  # where each edge comes first in the whole graph
+    batch = DrawnBatch(torch.arange(inside), e_id, times[drawn].to(dtype), WholeGraph(whole, graph), blocks=[])
     data = Data(edge_index=e, num_nodes=inside, **{name: on_batch[name] for name in edge_names})
     return Trial(on_whole, on_batch, Found(batch, e, slice(0, e.shape[1])), data)
 

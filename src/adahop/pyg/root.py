@@ -12,10 +12,11 @@ from torch_geometric.data import Data, HeteroData
 
 from adahop.checks import tell
 from adahop.pyg import batches
+from adahop.pyg.align import plain
 from adahop.pyg.arguments import Kwargs
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import in_backward
-from adahop.pyg.wrap import layers_of, propagate_of, unwrapped
+from adahop.pyg.wrap import layers_of, propagate_of, remove_propagates, unwrapped
 
 if TYPE_CHECKING:
     from adahop.pyg.feedback import Learner
@@ -62,6 +63,20 @@ class Root:
     def find(cls, model: nn.Module) -> Root | None:
         return unwrapped(model).__dict__.get(_NAME)
 
+    def remove(self, model: nn.Module) -> None:
+        """End what was begun by `of`."""
+        for learner in list(self.learners):
+            if learner._model is not None and Root.find(learner._model) is self:
+                learner.learn(None)
+        for hooks, more in (
+            (model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
+            (model._forward_hooks, model._forward_hooks_with_kwargs),
+        ):
+            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
+                del hooks[key]
+                more.pop(key, None)
+        del model.__dict__[_NAME]
+
     @torch.compiler.disable
     def before(self, model: nn.Module, args: tuple, kwargs: Kwargs) -> None:
         if in_backward():
@@ -69,6 +84,7 @@ class Root:
         for learner in self.learners:
             if learner._memory is not None:
                 learner._memory.begin_forward()
+        args, kwargs = tuple(plain(a) for a in args), {k: plain(v) for k, v in kwargs.items()}
         drawn = _batch_of(args, kwargs)
         self.drawn = drawn
         if drawn is None:
@@ -131,6 +147,25 @@ class Root:
         if text not in self._warned:
             self._warned.add(text)
             tell(text)
+
+
+def unscale_messages(model: nn.Module) -> nn.Module:
+    """Undo `learn`, `feedback` and `scale_messages`: the model, and its layers, are PyG's alone again.
+
+    For torch.export, TorchScript, torch.compile(fullgraph=True), or a saved model that is to be loaded without adahop.
+    Loaders end learning from it. On a sampled batch its layers then do what PyG's do.
+
+    >>> from torch_geometric.nn import GraphSAGE
+    >>> from adahop.pyg import scale_messages
+    >>> model = unscale_messages(scale_messages(GraphSAGE(4, 8, 2)))
+    >>> "forward" in vars(model.convs[0])
+    False
+    """
+    root = Root.find(model)
+    if root is not None:
+        root.remove(unwrapped(model))
+    remove_propagates(model)
+    return model
 
 
 def _batch_of(args: tuple, kwargs: Kwargs) -> DrawnBatch | None:

@@ -20,7 +20,7 @@ from adahop import ops
 from adahop.checks import tell
 from adahop.pyg import batches, fused
 from adahop.pyg.align import align
-from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, close, node_sides, read_whole, subtract
+from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, close, node_sides, read_whole, state_of, subtract
 from adahop.pyg.call import Call
 from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
@@ -124,6 +124,7 @@ class SnapshotRecorder(ForwardRecorder):
                 continue
             data_name = None if len(parts) > 1 else self.memory.data_name(value)
             if data_name is not None:
+                self.memory.note(data_name)
                 record.data_names[name] = data_name
             if value is self.last_update:
                 continue  # computed again from the arguments of the edge update
@@ -337,7 +338,7 @@ class SnapshotSum(ControlledSum):
         if name is None or not isinstance(value, Tensor):
             return False
         batch = self.call.batch
-        found = batches.edge_attribute(batch, value) or batches.node_attribute(batch, value)
+        found = batches.data_edge_attribute(batch, value) or batches.data_node_attribute(batch, value)
         return found is not None and found.rpartition(".")[2] == name.rpartition(".")[2]
 
     def _inputs_same(self, record: PropagateRecord, kwargs: Kwargs) -> bool:
@@ -346,7 +347,7 @@ class SnapshotSum(ControlledSum):
             values = [v for v in as_tuple(kwargs[name]) if v is not None]
             if any(v.requires_grad or not isinstance(v, Tensor) for v in values):
                 return False
-            names = {batches.node_attribute(self.call.batch, v) for v in values}
+            names = {batches.data_node_attribute(self.call.batch, v) for v in values}
             if None in names or names != {self.memory.data_name(v) for v in as_tuple(rows) if v is not None}:
                 return False
         return bool(record.node)
@@ -368,8 +369,14 @@ class Snapshots(Memory):
         self.warned = False
         self.pass_seconds = 0.0  # that the last pass made by the loader took
         self.awaits_step = False  # the model's first step shows how it is called
-        self._attributes = batches.attributes(data)
+        self.data_unchanged = True  # what the records refer to, since the pass
+        self._look_at_data()
+
+    def _look_at_data(self) -> None:
+        """What the data has at a pass; a script may change it while it trains."""
+        self._attributes = batches.attributes(self.data)
         self._names = {_memory_key(v): k for k, v in self._attributes.items()}
+        self._states: dict[str, tuple[int, int | None]] = {}  # of the attributes that records refer to
 
     @property
     def _unusable(self) -> bool:
@@ -403,7 +410,9 @@ class Snapshots(Memory):
                 )
 
     def begin_batch(self, whole_graph: WholeGraph) -> None:
-        """The pass that waited for the model's first step is made."""
+        """The pass that waited for the model's first step is made; one over data that was changed since is not used."""
+        now = batches.attributes(self.data) if self._states else {}
+        self.data_unchanged = all(k in now and state_of(now[k]) == state for k, state in self._states.items())
         if self.awaits_step and Root.of(self.model).arguments is not None:
             self.begin_epoch()
 
@@ -435,10 +444,17 @@ class Snapshots(Memory):
 
     def recorder(self, layer: Propagate, tensors: list[Tensor]) -> SnapshotRecorder | None:
         whole_graph = self._whole_graph_of(tensors)
-        return None if whole_graph is None else self._recorder(layer, whole_graph)
+        if whole_graph is None:
+            return None
+        recorder = self._recorder(layer, whole_graph)
+        for name in {self.data_name(t) for t in tensors} - {None}:
+            self.note(str(name))  # what the layer makes of it, such as degrees, is in the record
+        return recorder
 
     def _recorder(self, layer: Propagate, whole_graph: WholeGraph) -> SnapshotRecorder:
         """For the next forward of a layer in the pass under way."""
+        if not self.forward_counts:
+            self._look_at_data()
         recorder, at = SnapshotRecorder(layer, self, whole_graph), self._next_forward(layer)
         self.forwards[layer] = [*self.forwards.get(layer, [])[:at], recorder.record]
         self.fresh = True
@@ -473,7 +489,9 @@ class Snapshots(Memory):
         self.forward_counts.clear()
         self.fresh = self.fresh and not layer.conv.training
         records = [r for r in self.forwards.get(layer, ()) if r.relation == call.batch.relation]
-        if not records or self._unusable or call.scale.numel() != call.batch.e_id.numel():
+        if not records or not self.data_unchanged or self._unusable:
+            return None
+        if call.scale.numel() != call.batch.e_id.numel():
             return None
         if call.why_no_control((*args, *kwargs.values())) is not None:
             return None
@@ -483,7 +501,14 @@ class Snapshots(Memory):
         """The data's own tensor where it is one, which does not change; else a copy."""
         value = value.detach()
         name = self.data_name(value)
-        return self._attributes[name] if name is not None else value.clone()
+        if name is None:
+            return value.clone()
+        self.note(name)
+        return self._attributes[name]
+
+    def note(self, name: str) -> None:
+        """A record refers to an attribute of the data."""
+        self._states[name] = state_of(self._attributes[name])
 
     def data_name(self, value: Any) -> str | None:
         """The attribute of the data that a tensor is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage
 
 from adahop.graph import Graph
+from adahop.pyg.arguments import state_of
 from adahop.typed import Relation
 
 Key = TypeVar("Key")
@@ -29,13 +30,15 @@ class WholeGraph:
 
     def __init__(self, data: Data | EdgeStorage, graph: Graph, relation: Relation | None = None):
         self.data, self.graph, self.relation = data, graph, relation
+        self.source: Any = data  # what batches are cut from, with all node types
         self.num_nodes = graph.num_nodes, graph.num_nodes  # sources and targets
         if relation is not None:
             assert graph.types is not None
             many = graph.types.num_nodes
             self.num_nodes, self.bipartite = (many[relation[0]], many[relation[2]]), relation[0] != relation[2]
-        self._sums: dict[tuple[str | None, int], tuple[Tensor, Tensor]] = {}
-        self._loops: dict[str | None, Tensor] = {}
+        # with the state of the attribute: the data may be changed while it is in use
+        self._sums: dict[tuple[str | None, int], tuple[Any, tuple[Tensor, Tensor]]] = {}
+        self._loops: dict[str | None, tuple[Any, Tensor]] = {}
 
     @property
     def edge_index(self) -> Tensor:
@@ -49,9 +52,13 @@ class WholeGraph:
         """[N] sums of the edge attribute `name` (None: of ones) over the in-edges (row 0: out-edges) of each node
         without its self-loops, and over its self-loops alone.
         """
-        if (name, row) not in self._sums:
-            self._sums[name, row] = self._summed(self.edge_index, self._values(name), row)
-        return self._sums[name, row]
+        state = self._state(name)
+        if self._sums.get((name, row), (0,))[0] != state:
+            self._sums[name, row] = state, self._summed(self.edge_index, self._values(name), row)
+        return self._sums[name, row][1]
+
+    def _state(self, name: str | None) -> tuple[int, int | None] | None:
+        return None if name is None else state_of(self.data[name])
 
     def _values(self, name: str | None) -> Tensor:
         """[M] an edge attribute, or ones."""
@@ -72,24 +79,25 @@ class WholeGraph:
 
     def loops(self, name: str | None = None) -> Tensor:
         """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
-        if name not in self._loops:
+        state = self._state(name)
+        if self._loops.get(name, (0,))[0] != state:
             loop, value = self.is_loop(self.edge_index), self._values(name)
             out = value.new_full((self.num_nodes[1],), float("nan"))
             out[self.edge_index[1, loop]] = value[loop]
-            self._loops[name] = out
-        return self._loops[name]
+            self._loops[name] = state, out
+        return self._loops[name][1]
 
 
 class HomogeneousGraph(WholeGraph):
     """All relations as one, in the graph's own ids; its edges are put together when first asked for."""
 
-    def __init__(self, graph: Graph, relations: dict[Relation, WholeGraph]):
+    def __init__(self, graph: Graph, relations: dict[Relation, WholeGraph], source: Data | HeteroData):
         super().__init__(Data(), graph)
-        self.relations = relations
+        self.relations, self.source = relations, source
 
     @functools.cached_property
     def stacked(self) -> StackedRelations:
-        return StackedRelations(self.graph, self.relations)
+        return StackedRelations(self.graph, self.relations, self.source)
 
     @functools.cached_property
     def edge_index(self) -> Tensor:  # type: ignore[override]
@@ -107,8 +115,8 @@ class StackedRelations(HomogeneousGraph):
 
     bipartite = True
 
-    def __init__(self, graph: Graph, relations: dict[Relation, WholeGraph]):
-        super().__init__(graph, relations)
+    def __init__(self, graph: Graph, relations: dict[Relation, WholeGraph], source: Data | HeteroData):
+        super().__init__(graph, relations, source)
         assert graph.types is not None
         sizes = {r: graph.types.num_nodes[r[0]] for r in graph.relations}
         self.first = offsets(sizes)  # id of each relation's first source
@@ -128,6 +136,7 @@ class WeightedGraph(WholeGraph):
 
     def __init__(self, graph: WholeGraph, name: str):
         self.data, self.graph, self.unweighted, self.multiplicity = graph.data, graph.graph, graph, name
+        self.source = graph.source
         self.num_nodes, self.bipartite = graph.num_nodes, graph.bipartite
 
     @property
@@ -147,7 +156,8 @@ class ScaleOnlyGraph(WholeGraph):
     given_by_hand = True
 
     def __init__(self, edge_index: Tensor, scale: Tensor, nodes: int):
-        self.data, self.scale = {}, scale.detach().view(-1).float()  # type: ignore[assignment]
+        self.data = self.source = Data()
+        self.scale = scale.detach().view(-1).float()
         self.edges, self.num_nodes = edge_index, (nodes, nodes)
 
     def loops(self, name: str | None = None) -> Tensor:
@@ -165,7 +175,7 @@ def whole_graphs(data: Data | HeteroData, graph: Graph) -> dict[Relation | None,
         return {None: WholeGraph(data, graph)}
     each = {r: WholeGraph(data[r], graph, r) for r in graph.relations}
     found: dict[Relation | None, WholeGraph] = dict(each.items())
-    return found | {None: HomogeneousGraph(graph, each)}
+    return found | {None: HomogeneousGraph(graph, each, data)}
 
 
 def offsets(sizes: dict[Key, int]) -> dict[Key, int]:

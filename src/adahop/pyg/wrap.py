@@ -18,7 +18,7 @@ from torch_geometric.utils import is_sparse
 
 from adahop.checks import InputError, KindError, one_of
 from adahop.pyg import batches
-from adahop.pyg.align import align, is_edge_index
+from adahop.pyg.align import align, is_edge_index, plain
 from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.call import Call, StackedCall, sparse_edges, strided
@@ -61,6 +61,8 @@ class AllRelations:
         try:
             return (call.propagate if call else self.layer.original("propagate"))(edge_index, size=size, **kwargs)
         finally:
+            if isinstance(call, Call):
+                call.control = None  # which refers to the call
             self.edge_index = self.layer.call = None
 
     def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -167,6 +169,7 @@ class Propagate:
             edge_weight = kwargs.pop("edge_weight")
         if self.conv.explain:
             return self.original_forward(*args, **kwargs)
+        args, kwargs = tuple(plain(a) for a in args), {k: plain(v) for k, v in kwargs.items()}
         values = (*args, *kwargs.values())
         edges = relation_edges(values)
         if edges is not None:
@@ -219,8 +222,11 @@ class Propagate:
         args, kwargs = self._without_scale(call, args, kwargs)
         call.decide_sum_size((*args, *kwargs.values()))
         apply_memory(call, args, kwargs)
-        with self.installed(call):
-            return self.forward(*args, **kwargs)
+        try:
+            with self.installed(call):
+                return self.forward(*args, **kwargs)
+        finally:
+            call.control = None  # which refers to the call: a cycle would keep the batch until it is searched for
 
     @contextlib.contextmanager
     def installed(self, call: Call | AllRelations | ForwardRecorder) -> Iterator[None]:
@@ -291,15 +297,13 @@ class Propagate:
 
     def _without_scale(self, call: Call, args: tuple, kwargs: Kwargs) -> tuple[tuple, dict]:
         """A layer that was passed the batch's scale as its edge weight gets ones: the call scales."""
-        batch = call.batch
+        edges = [aligned for t in (*args, *kwargs.values()) if is_edge_index(t) and (aligned := call.align(t))]
 
         def ones(value: Any) -> Any:
             if not isinstance(value, Tensor) or value.dim() != 1 or not value.is_floating_point() or not value.numel():
                 return value
-            if value.shape[0] > batch.scale.numel():
-                return value
-            name = batches.edge_attribute(batch, value)
-            if name is None or name in batch.whole_graph.data:
+            known = batches.data_edge_attribute(call.batch, value) is not None
+            if known or not any(_is_scale(value, aligned.take(call.scale)) for aligned in edges):
                 return value
             call.unit_weights.append(torch.ones_like(value))
             return call.unit_weights[-1]
@@ -354,14 +358,18 @@ def with_edge_weight(found: Found, weight: Tensor) -> Found:
     An edge of weight w then counts for w edges, in the batch as in the whole graph.
     """
     batch, graph = found.batch, found.batch.whole_graph
-    name = batches.edge_attribute(batch, weight)
-    if graph.given_by_hand or (name is not None and name not in graph.data):
+    name, columns = batches.data_edge_attribute(batch, weight), found.columns or slice(0, batch.scale.numel())
+    if graph.given_by_hand or (name is None and _is_scale(weight, batch.scale[columns])):
         return found
-    columns = found.columns or slice(0, batch.scale.numel())
     scale = batch.scale.clone()
     scale[columns] = scale[columns] * weight.detach().view(-1).to(scale)
     graph = graph if name is None else WeightedGraph(graph, name)
     return found._replace(batch=replace(batch, scale=scale, whole_graph=graph, cache={}, _moved={}))
+
+
+def _is_scale(weight: Tensor, scale: Tensor) -> bool:
+    """Whether a weight that a layer was passed is the scale of the edges."""
+    return weight.shape == scale.shape and torch.equal(weight.detach(), scale.to(weight))
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -410,15 +418,21 @@ def layers_of(model: nn.Module) -> dict[str, MessagePassing]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel, DataParallel or torch.compile."""
+    """The model inside of DistributedDataParallel, AveragedModel, torch.compile, ..., which pass all arguments on."""
     while True:
         inner = model.__dict__.get("_modules", {})
         if "_orig_mod" in inner:
             model = inner["_orig_mod"]
-        elif set(inner) == {"module"} and type(model).__name__.endswith(("DataParallel", "FullyShardedDataParallel")):
+        elif set(inner) == {"module"} and _passes_on(model):
             model = inner["module"]
         else:
             return model
+
+
+def _passes_on(model: nn.Module) -> bool:
+    """Whether a module's forward is (*args, **kwargs)."""
+    kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
+    return kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
 
 
 def scale_messages(model: nn.Module, sums: str = "auto") -> nn.Module:
@@ -429,3 +443,13 @@ def scale_messages(model: nn.Module, sums: str = "auto") -> nn.Module:
         if isinstance(m, BasicGNN):
             m.__dict__["supports_edge_weight"] = True
     return model
+
+
+def remove_propagates(model: nn.Module) -> None:
+    """Undo `scale_messages`."""
+    for m in layers_of(model).values():
+        if propagate_of(m) is not None:
+            del m.__dict__["forward"]
+    for m in model.modules():
+        if isinstance(m, BasicGNN):
+            m.__dict__.pop("supports_edge_weight", None)
