@@ -223,20 +223,6 @@ def find(tensors: Iterable[Any]) -> Found | None:
     return None
 
 
-def find_root(values: Iterable[Any]) -> DrawnBatch | None:
-    """The batch, of all relations, that one of some values belongs to: by its storage alone, ids before floats."""
-    global _last
-    given = [v for v in values if isinstance(v, Tensor) and v.layout == torch.strided and v.numel()]
-    with _lock:
-        for t in sorted(given, key=Tensor.is_floating_point):
-            entry = _entries.get(t.untyped_storage().data_ptr())
-            if entry is not None and not entry.alive.expired():
-                if entry.batch.root.typed is None:
-                    _last = weakref.ref(entry.batch)
-                return entry.batch.root
-    return None
-
-
 def _by_storage(t: Tensor) -> Found | None:
     entry = _entries.get(t.untyped_storage().data_ptr())
     if entry is None or entry.alive.expired():
