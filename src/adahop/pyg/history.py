@@ -35,7 +35,7 @@ from adahop.pyg.call import Call, in_backward
 from adahop.pyg.history_sum import HistorySum
 from adahop.pyg.hops import Hops, add_scale, cut
 from adahop.pyg.inference import arguments_of
-from adahop.pyg.memory import ForwardRecorder, Memory, from_dict
+from adahop.pyg.memory import ForwardRecorder, Memory
 from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, NoHistory, PassHistory
 from adahop.pyg.root import Root
 from adahop.pyg.rows import NodeRows
@@ -427,7 +427,7 @@ class LayerHistories(Memory):
         def leaf(value: Any) -> Any:
             return (value.shape, value.tensors()) if isinstance(value, NodeRows) else value
 
-        return {"history": self._serialized(leaf), "stamp": self.stamp, "form": Root.of(self.model).arguments,
+        return {"history": self._serialized(leaf), "stamp": self.stamp, "arguments": Root.of(self.model).arguments,
                 **{k: getattr(self, k) for k in NUMBERS}}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -447,27 +447,19 @@ class LayerHistories(Memory):
                 rows.write(torch.arange(self.num_nodes, device=self.device), value)
             return rows
 
-        def passes(stored: list[dict[str, Any]]) -> list[PassHistory]:
-            return [
-                from_dict(PassHistory, {
-                    **p, "rows": {k: table(r, self.dtype) for k, r in p["rows"].items()}, "dots": list(p["dots"]),
-                    "sums": None if p["sums"] is None else table(p["sums"], torch.float32),
-                    "filled": None if p["filled"] is None else p["filled"].to(self.device, copy=True),
-                    "shape": tuple(p["shape"]),
-                })
-                for p in stored
-            ]  # fmt: skip
+        def history(stored: dict[str, Any]) -> PassHistory:
+            made = PassHistory(**{**stored, "dots": list(stored["dots"]), "shape": tuple(stored["shape"])})
+            made.rows = {name: table(rows, self.dtype) for name, rows in stored["rows"].items()}
+            made.sums = None if stored["sums"] is None else table(stored["sums"], torch.float32)
+            made.filled = None if stored["filled"] is None else stored["filled"].to(self.device, copy=True)
+            return made
 
-        for name, layer in self.layers.items():
-            self.forwards[layer] = [
-                from_dict(ForwardHistory, {**f, "passes": passes(f["passes"]), "updates": passes(f["updates"])})
-                for f in layers[name]
-            ]
+        self._restore_forwards(layers, ForwardHistory, history)
         self.stamp = state["stamp"].to(self.device, copy=True)
         for k in NUMBERS:
             setattr(self, k, state[k])
         root = Root.of(self.model)
-        root.arguments = state["form"] if root.arguments is None else root.arguments
+        root.arguments = state["arguments"] if root.arguments is None else root.arguments
 
 
 def _generator_states() -> list[Tensor]:

@@ -31,7 +31,7 @@ class PassHistory:
     level: int = 0  # how many sums lie before it
     rows: dict[str, NodeRows] = field(default_factory=dict)
     # the attribute of the data that its only argument is, so that its sums never change
-    data_name: str | None = field(default=None, metadata={"key": "own"})
+    data_name: str | None = None
     sums: NodeRows | None = None  # those sums, where `filled`
     filled: Tensor | None = None
     shape: tuple[int, ...] = ()  # of what it gives, per node or edge

@@ -44,10 +44,10 @@ class Root:
         self._checked: list[tuple[int, bool]] = []  # what was known of the layers at the last look
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"form": self.arguments, "keys": self.argument_keys}
+        return {"arguments": self.arguments, "argument_keys": self.argument_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.arguments, self.argument_keys = state["form"], state["keys"]
+        self.__dict__.update(state)
         self._reset()
 
     @classmethod

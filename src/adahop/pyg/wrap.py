@@ -134,10 +134,10 @@ class Propagate:
         self._originals: dict[str, Any] = {}  # methods to call in place of the class's
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"conv": self.conv, "small": self.sums_as_drawn, "reading": self.reading}
+        return {name: getattr(self, name) for name in ("conv", "sums_as_drawn", "reading")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.conv, self.sums_as_drawn, self.reading = state["conv"], state["small"], state["reading"]
+        self.__dict__.update(state)
         self._reset()
 
     @property
