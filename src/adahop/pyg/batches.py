@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage
 
 from adahop.block import Block
-from adahop.pyg.align import is_edge_index
+from adahop.pyg.align import Aligned, is_edge_index
 from adahop.pyg.arguments import tensors_in
 from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph, offsets
 from adahop.typed import Relation, TypedBatch
@@ -87,10 +87,15 @@ class Found(NamedTuple):
     edge_index: Tensor
     columns: slice | None  # None: the tensor found is no part of `edge_index`
 
+    @property
+    def span(self) -> slice:
+        """The columns that a layer is passed: all, unless it is passed a part."""
+        return slice(0, self.edge_index.shape[1]) if self.columns is None else self.columns
 
-def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, Tensor] | None:
+
+def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, Aligned] | None:
     """The edges that a layer was given by relation, joined as `StackedRelations` joins those of the whole graph, and
-    their places among all edges of the batch; None where they are not all of one batch. Types have so many `rows`.
+    how they lie in the batch; None where they are not all of one batch. Types have so many `rows`.
     """
     found = {relation: find([e]) for relation, e in edges.items() if e.numel()}
     parts = [f for f in found.values() if f is not None and f.columns is not None]
@@ -107,10 +112,13 @@ def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, T
         joined.append(e + torch.tensor([[first_source[relation]], [first_target[relation[2]]]], device=e.device))
         at = found.get(relation)
         if at is not None and at.columns is not None:
-            columns.append(torch.arange(at.columns.start, at.columns.stop) + typed.span[relation].start)
+            columns.append(
+                torch.arange(at.columns.start, at.columns.stop, device=e.device) + typed.span[relation].start
+            )
     n_id = torch.cat([typed.n_id[kind][:many] + types.nodes[kind] for kind, many in rows.items()])
     batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole_graph=stacked, owner=root, cache={}, _moved={})
-    return Found(batch, torch.cat(joined, 1), None), torch.cat(columns)
+    edge_index = torch.cat(joined, 1)
+    return Found(batch, edge_index, None), Aligned(0, 0, edge_index.shape[1], torch.cat(columns), 1.0)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import MessageEnergies
 from adahop.pyg.history import LayerHistories
 from adahop.pyg.hops import AnyData, Hops
+from adahop.pyg.loader_options import num_neighbors_of
 from adahop.pyg.memory import Memory
 from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
@@ -35,6 +37,8 @@ class Learner:
     sampler: NeighborSampler
     data: Data | HeteroData
     estimator = "plain"  # or "snapshot", "history"
+    disjoint = False  # whether every seed has a tree of its own
+    transform: Callable[..., Any] | None = None  # of its batches
     _noise = 0.0
     _memory: Memory | None = None  # the snapshots or histories of the model's layers
     _history_options: dict[str, Any] | None = None  # of `LayerHistories`
@@ -118,15 +122,31 @@ class Learner:
         if self.estimator == "snapshot":
             return Snapshots(model, self.data, self._whole_graphs, self.noise)
         more: dict[str, Any] = {
-            "disjoint": getattr(self, "disjoint", False),
-            "transform": getattr(self, "transform", None),
-            "device": self.sampler.graph.device,
-        }
+            "disjoint": self.disjoint, "transform": self.transform, "device": self.sampler.graph.device,
+        }  # fmt: skip
         return LayerHistories(model, self.data, self.noise, **(self._history_options or {}), **more)
 
     def memory_cost(self) -> dict[str, float]:
         """What the estimator remembers, in bytes, and its milliseconds: of a pass, or per step."""
         return {"bytes": 0.0} if self._memory is None else self._memory.cost()
+
+    @property
+    def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
+        return num_neighbors_of(self.sampler)
+
+    # --- a checkpoint -------------------------------------------------------------------------------------------------
+
+    def _learnt(self) -> dict[str, Any]:
+        """What was learned and what is remembered."""
+        return {
+            "sampler": copy.deepcopy(self.sampler.state_dict()),
+            "snapshots": self._memory_state if self._memory is None else self._memory.state(),
+        }
+
+    def _load_learnt(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state["sampler"])
+        self._memory_state = state["snapshots"]
+        self._set_memory(None if self._memory is None else self._memory.model)
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ class AllNeighbours(Call):
         if any(value is one for one in call.unit_weights):
             self.unit_weights.append(torch.ones(self.scale.numel(), device=self.device, dtype=value.dtype))
             return self.unit_weights[-1]
-        data, columns = call.batch.whole_graph.data, call.found.columns or slice(0, call.edge_index.shape[1])
+        data, columns = call.batch.whole_graph.data, call.found.span
         if value.shape[0] == columns.stop - columns.start:
             found = batches.edge_attribute(call.batch, value)
             if found is not None and is_per_edge(data.to_dict().get(found), data.edge_index.shape[1]):

@@ -21,7 +21,7 @@ from adahop.pyg import batches
 from adahop.pyg.align import align, is_edge_index
 from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
-from adahop.pyg.call import Call, StackedCall, sparse_edges, strided
+from adahop.pyg.call import Call, sparse_edges, strided
 from adahop.pyg.readings import Copies, Reading
 from adahop.pyg.whole_graph import ScaleOnlyGraph, WeightedGraph
 from adahop.typed import Relation
@@ -82,8 +82,9 @@ def calls_on_batch(
         found = next((batches.find([e]) for e in edges.values() if e is edge_index), None)
         if found is not None:
             call = Call(layer, found)
-        elif (stacked := batches.stack(edges, rows)) is not None:
-            call = StackedCall(layer, *stacked)
+        elif (stacked := batches.stack(edges, rows)) is not None and torch.equal(edge_index, stacked[0].edge_index):
+            call = Call(layer, stacked[0])
+            call.alignments.append((edge_index, stacked[1]))
         else:
             layer.uses_other_edges = True
             return None
@@ -357,7 +358,7 @@ def with_edge_weight(found: Found, weight: Tensor) -> Found:
     name = batches.edge_attribute(batch, weight)
     if graph.given_by_hand or (name is not None and name not in graph.data):
         return found
-    columns = found.columns or slice(0, batch.scale.numel())
+    columns = found.span
     scale = batch.scale.clone()
     scale[columns] = scale[columns] * weight.detach().view(-1).to(scale)
     graph = graph if name is None else WeightedGraph(graph, name)
