@@ -53,6 +53,7 @@ class DrawnBatch:
     relation: Relation | None = None
     owner: DrawnBatch | None = None  # of a relation, the batch that it is a part of
     typed: TypedBatch | None = None
+    multiplicity: str | None = None  # the edge attribute that says for how many edges each edge counts
     _moved: dict[tuple[torch.device, str], Tensor] = field(default_factory=dict)
 
     @property
@@ -64,6 +65,10 @@ class DrawnBatch:
     def root(self) -> DrawnBatch:
         """The batch of all relations."""
         return self if self.owner is None else self.owner
+
+    def whole_sums(self, name: str | None, row: int = 1) -> tuple[Tensor, Tensor]:
+        """`sums` of the whole graph."""
+        return self.whole_graph.sums(self.multiplicity if name is None else name, row)
 
     def ids(self, row: int, device: torch.device | None = None) -> Tensor:
         """Global ids of the nodes that the sources (0) or targets (1) of its edges are numbered by."""

@@ -25,7 +25,6 @@ class WholeGraph:
 
     bipartite = False  # sources and targets are of two node types, so that equal ids are no self-loop
     given_by_hand = False  # nothing is known but an edge weight that the user passed
-    multiplicity: str | None = None  # the edge attribute that says for how many edges each edge counts
 
     def __init__(self, data: Data | EdgeStorage, graph: Graph, relation: Relation | None = None):
         self.data, self.graph, self.relation = data, graph, relation
@@ -50,7 +49,12 @@ class WholeGraph:
         without its self-loops, and over its self-loops alone.
         """
         if (name, row) not in self._sums:
-            self._sums[name, row] = self._summed(self.edge_index, self._values(name), row)
+            edges, value = self.edge_index, self._values(name)
+            loop, zeros = self.is_loop(edges), value.new_zeros(self.num_nodes[row])
+            self._sums[name, row] = (
+                zeros.index_add(0, edges[row], value.masked_fill(loop, 0)),
+                zeros.index_add(0, edges[row], value.masked_fill(~loop, 0)),
+            )
         return self._sums[name, row]
 
     def _values(self, name: str | None) -> Tensor:
@@ -58,13 +62,6 @@ class WholeGraph:
         if name is None:
             return torch.ones_like(self.edge_index[0], dtype=torch.float)
         return self.data[name].detach().view(-1)
-
-    def _summed(self, edge_index: Tensor, value: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        loop, zeros = self.is_loop(edge_index), value.new_zeros(self.num_nodes[row])
-        return (
-            zeros.index_add(0, edge_index[row], value.masked_fill(loop, 0)),
-            zeros.index_add(0, edge_index[row], value.masked_fill(~loop, 0)),
-        )
 
     def is_loop(self, edges: Tensor) -> Tensor:
         """[M] whether each of some edges is a self-loop."""
@@ -123,40 +120,17 @@ class StackedRelations(HomogeneousGraph):
         return edges
 
 
-class WeightedGraph(WholeGraph):
-    """A whole graph in which an edge counts for as many edges as an attribute says."""
-
-    def __init__(self, graph: WholeGraph, name: str):
-        self.data, self.graph, self.unweighted, self.multiplicity = graph.data, graph.graph, graph, name
-        self.num_nodes, self.bipartite = graph.num_nodes, graph.bipartite
-
-    @property
-    def edge_index(self) -> Tensor:
-        return self.unweighted.edge_index
-
-    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
-        return self.unweighted.sums(self.multiplicity if name is None else name, row)
-
-    def loops(self, name: str | None = None) -> Tensor:
-        return self.unweighted.loops(self.multiplicity if name is None else name)
-
-
 class ScaleOnlyGraph(WholeGraph):
     """A whole graph of which only some edges and their scale are known: each stands for `scale` edges."""
 
     given_by_hand = True
 
     def __init__(self, edge_index: Tensor, scale: Tensor, nodes: int):
-        self.data, self.scale = {}, scale.detach().view(-1).float()  # type: ignore[assignment]
-        self.edges, self.num_nodes = edge_index, (nodes, nodes)
+        self.data, self.scale = Data(edge_index=edge_index), scale.detach().view(-1).float()
+        self.num_nodes, self._sums, self._loops = (nodes, nodes), {}, {}
 
-    def loops(self, name: str | None = None) -> Tensor:
-        out = self.scale.new_full((self.num_nodes[1],), float("nan"))
-        out[self.edges[1, self.is_loop(self.edges)]] = 1.0
-        return out
-
-    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
-        return self._summed(self.edges, self.scale, row)
+    def _values(self, name: str | None) -> Tensor:
+        return self.scale
 
 
 def whole_graphs(data: Data | HeteroData, graph: Graph) -> dict[Relation | None, WholeGraph]:

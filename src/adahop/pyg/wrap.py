@@ -23,7 +23,7 @@ from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
 from adahop.pyg.call import Call, sparse_edges, strided
 from adahop.pyg.readings import Copies, Reading
-from adahop.pyg.whole_graph import ScaleOnlyGraph, WeightedGraph
+from adahop.pyg.whole_graph import ScaleOnlyGraph
 from adahop.typed import Relation
 
 if TYPE_CHECKING:
@@ -361,8 +361,7 @@ def with_edge_weight(found: Found, weight: Tensor) -> Found:
     columns = found.span
     scale = batch.scale.clone()
     scale[columns] = scale[columns] * weight.detach().view(-1).to(scale)
-    graph = graph if name is None else WeightedGraph(graph, name)
-    return found._replace(batch=replace(batch, scale=scale, whole_graph=graph, cache={}, _moved={}))
+    return found._replace(batch=replace(batch, scale=scale, multiplicity=name, cache={}, _moved={}))
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
