@@ -124,7 +124,7 @@ class Learner:
         more: dict[str, Any] = {
             "disjoint": self.disjoint, "transform": self.transform, "device": self.sampler.graph.device,
         }  # fmt: skip
-        return LayerHistories(model, self.data, self.noise, **(self._history_options or {}), **more)
+        return LayerHistories(model, self.data, self._whole_graphs, self.noise, **(self._history_options or {}), **more)
 
     def memory_cost(self) -> dict[str, float]:
         """What the estimator remembers, in bytes, and its milliseconds: of a pass, or per step."""
@@ -153,7 +153,7 @@ class Learner:
     def _hand_out(self, batch: AnyData, hops: Hops) -> AnyData:
         """Make a batch known, so that layers find it by its tensors."""
         if self._memory is not None:
-            self._memory.begin_batch(self._whole_graphs[None])
+            self._memory.begin_batch()
         drawn = self._register_typed(batch, hops) if isinstance(batch, HeteroData) else self._register(batch, hops)
         self._last_batch = weakref.ref(batch)
         if self._model is not None:

@@ -42,6 +42,7 @@ from adahop.pyg.rows import NodeRows
 from adahop.pyg.whole_graph import WholeGraph
 from adahop.pyg.wrap import Propagate, unwrapped
 from adahop.storage import MEMORY, Storage
+from adahop.typed import Relation
 
 log = logging.getLogger("adahop")
 DROPOUT_SHARE = 0.3  # of the way that a row moves to a new one that dropout has changed
@@ -56,6 +57,7 @@ class LayerHistories(Memory):
         self,
         model: nn.Module,
         data: Data,
+        whole_graphs: dict[Relation | None, WholeGraph],
         noise: float = 0.0,
         dtype: torch.dtype = torch.float32,
         storage: Storage = MEMORY,
@@ -65,12 +67,11 @@ class LayerHistories(Memory):
         device: torch.device | str = "cpu",
     ):
         """`device` is where batches are drawn: rows lie there too."""
-        super().__init__(model, data, noise)
+        super().__init__(model, data, whole_graphs, noise)
         self.device = torch.device(device)
         self.disjoint, self.transform = disjoint, transform
         self.dtype, self.storage, self.refresh = dtype, storage, refresh
         self.num_nodes = int(data.num_nodes or 0)
-        self.whole_graph: WholeGraph | None = None
         self.renewing = False  # the oldest rows
         self.steps, self.cursor, self.round = 0, 0, 0
         self.stamp = torch.zeros(self.num_nodes, dtype=torch.int32, device=device)  # the step that renewed a row last
@@ -101,9 +102,8 @@ class LayerHistories(Memory):
         if self.steps:
             log.info("%s", self)
 
-    def begin_batch(self, whole_graph: WholeGraph) -> None:
+    def begin_batch(self) -> None:
         """The oldest rows are renewed."""
-        self.whole_graph = whole_graph
         self.write_pending()
         if not self.forwards:
             return
@@ -148,10 +148,9 @@ class LayerHistories(Memory):
 
     # --- called by `Propagate` ----------------------------------------------------------------------------------------
 
-    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> HistoryRecorder | None:
+    def recorder_on(self, layer: Propagate, whole_graph: WholeGraph) -> HistoryRecorder | None:
         at, forwards = self._next_forward(layer), self.forwards.get(layer, [])
-        size = (2, self.data.edge_index.shape[1])
-        if at >= len(forwards) or forwards[at].why or not any(tuple(t.shape) == size for t in tensors):
+        if at >= len(forwards) or forwards[at].why:
             return None
         self.stamp.fill_(self.steps)
         return HistoryRecorder(layer, forwards[at], self.num_nodes)
@@ -413,8 +412,7 @@ class LayerHistories(Memory):
         model = unwrapped(self.model)
         device = next((p.device for p in model.parameters()), batch.edge_index.device)
         batch = batch.to(device)
-        assert self.whole_graph is not None
-        drawn = DrawnBatch(nodes, one, hops.scale, self.whole_graph, hops.num_nodes, hops.num_edges, [])
+        drawn = DrawnBatch(nodes, one, hops.scale, self.whole_graphs[None], hops.num_nodes, hops.num_edges, [])
         drawn.memory = weakref.ref(self)
         batches.register(batch, drawn)
         model(**arguments_of(model, batch, device, {}))

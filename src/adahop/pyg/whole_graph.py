@@ -67,6 +67,13 @@ class WholeGraph:
         """[M] whether each of some edges is a self-loop."""
         return torch.zeros_like(edges[0], dtype=torch.bool) if self.bipartite else edges[0] == edges[1]
 
+    def has_edges(self, edges: Tensor) -> bool:
+        """Whether these are its edges, in its order; another graph may have as many."""
+        if tuple(edges.shape) != (2, self.num_edges):
+            return False
+        own = self.edge_index
+        return memory_key(own) == memory_key(edges) or torch.equal(own.to(edges.device), edges)
+
     def loops(self, name: str | None = None) -> Tensor:
         """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
         if name not in self._loops:
@@ -140,6 +147,11 @@ def whole_graphs(data: Data | HeteroData, graph: Graph) -> dict[Relation | None,
     each = {r: WholeGraph(data[r], graph, r) for r in graph.relations}
     found: dict[Relation | None, WholeGraph] = dict(each.items())
     return found | {None: HomogeneousGraph(graph, each)}
+
+
+def memory_key(t: Tensor) -> tuple:
+    """Two tensors with the same key share memory and are the same numbers."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 def offsets(sizes: dict[Key, int]) -> dict[Key, int]:
