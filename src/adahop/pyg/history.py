@@ -462,8 +462,8 @@ class LayerHistories(Memory):
 
 def _generator_states() -> list[Tensor]:
     """Of torch's generators. They change where a model draws random numbers, as for dropout."""
-    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_gpu]
+    of_device = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *of_device]
 
 
 class HistoryRecorder(ForwardRecorder):
