@@ -198,7 +198,7 @@ def filled(runs: dict[str, Training]) -> None:
             continue
         usual, memory.refresh = memory.refresh, 1 << 15
         while not memory.round:
-            memory.begin_batch()
+            memory.begin_batch(memory.whole_graph)
         memory.refresh = usual
         memory.spent = dict.fromkeys(memory.spent, 0.0)
         memory.steps = 0

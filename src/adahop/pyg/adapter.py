@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from adahop.pyg.loader_options import (
     estimator_of,
     history_options,
     node_sampler,
+    num_neighbors_of,
     pyg_options,
     seed_of,
     subgraph_of,
@@ -88,6 +90,10 @@ class AdaptiveSampler(Learner, BaseSampler):
         self._seen = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)  # whether a node was a seed
         self._since = 0  # how many seeds there were since an epoch began
 
+    @property
+    def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
+        return num_neighbors_of(self.sampler)
+
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
         graph = self.sampler.graph
         if inputs.time is not None:
@@ -137,7 +143,12 @@ class AdaptiveSampler(Learner, BaseSampler):
     def state_dict(self) -> dict[str, Any]:
         """What was learned and remembered, and how far the epoch is; where its loader stands is not known."""
         self._update_from_open()
-        return {**self._learnt(), "seen": self._seen.clone(), "since": self._since}
+        return {
+            "sampler": copy.deepcopy(self.sampler.state_dict()),
+            "snapshots": self._memory_state if self._memory is None else self._memory.state(),
+            "seen": self._seen.clone(),
+            "since": self._since,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a `state_dict` of a sampler over the same data; one of 0.1 has what was learned alone."""
@@ -146,9 +157,10 @@ class AdaptiveSampler(Learner, BaseSampler):
         if "sampler" not in state:
             self.sampler.load_state_dict(state)
             return
-        self._load_learnt(state)
+        self.sampler.load_state_dict(state["sampler"])
         self._seen.copy_(state["seen"])
-        self._since = state["since"]
+        self._since, self._memory_state = state["since"], state["snapshots"]
+        self._set_memory(None if self._memory is None else self._memory.model)
 
 
 def _is_drawn(batch: Data | HeteroData, hops: Hops) -> bool:

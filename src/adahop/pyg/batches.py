@@ -66,10 +66,6 @@ class DrawnBatch:
         """The batch of all relations."""
         return self if self.owner is None else self.owner
 
-    def whole_sums(self, name: str | None, row: int = 1) -> tuple[Tensor, Tensor]:
-        """`sums` of the whole graph."""
-        return self.whole_graph.sums(self.multiplicity if name is None else name, row)
-
     def ids(self, row: int, device: torch.device | None = None) -> Tensor:
         """Global ids of the nodes that the sources (0) or targets (1) of its edges are numbered by."""
         name = "sources" if row == 0 and self.sources is not None else "n_id"

@@ -170,7 +170,7 @@ class Call:
         """[nodes] sums over the whole graph's edges of the batch's nodes: without self-loops, and those alone."""
         key = ("sums", name, row, self.device)
         if key not in self.batch.cache:
-            inward, loops = self.batch.whole_sums(name, row)
+            inward, loops = self.batch.whole_graph.sums(self.batch.multiplicity if name is None else name, row)
             ids = self.batch.ids(row, inward.device)
             self.batch.cache[key] = tuple(t[ids].to(self.device) for t in (inward, loops))
         inward, loops = self.batch.cache[key]
@@ -341,7 +341,7 @@ class Call:
             return  # normalised, or scaled by hand
         weights = {self.attribute(v): v for v in tensors_in(values) if v.dim() == 1 and len(v) == edges.shape[1]}
         name, weight = next(((k, v) for k, v in weights.items() if k in whole_graph.data), (None, None))
-        sums = self.batch.whole_sums(name)[0].abs().float()
+        sums = whole_graph.sums(name)[0].abs().float()
         drawn = torch.bincount(edges[1], None if weight is None else weight.detach().abs())
         typical, most = float(sums.square().mean().sqrt()), float(drawn.max())
         layer.sums_as_drawn = typical > LARGE_SUMS[0] * most and typical > LARGE_SUMS[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import MessageEnergies
 from adahop.pyg.history import LayerHistories
 from adahop.pyg.hops import AnyData, Hops
-from adahop.pyg.loader_options import num_neighbors_of
 from adahop.pyg.memory import Memory
 from adahop.pyg.root import Root
 from adahop.pyg.snapshot import Snapshots
@@ -124,36 +122,18 @@ class Learner:
         more: dict[str, Any] = {
             "disjoint": self.disjoint, "transform": self.transform, "device": self.sampler.graph.device,
         }  # fmt: skip
-        return LayerHistories(model, self.data, self._whole_graphs, self.noise, **(self._history_options or {}), **more)
+        return LayerHistories(model, self.data, self.noise, **(self._history_options or {}), **more)
 
     def memory_cost(self) -> dict[str, float]:
         """What the estimator remembers, in bytes, and its milliseconds: of a pass, or per step."""
         return {"bytes": 0.0} if self._memory is None else self._memory.cost()
-
-    @property
-    def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
-        return num_neighbors_of(self.sampler)
-
-    # --- a checkpoint -------------------------------------------------------------------------------------------------
-
-    def _learnt(self) -> dict[str, Any]:
-        """What was learned and what is remembered."""
-        return {
-            "sampler": copy.deepcopy(self.sampler.state_dict()),
-            "snapshots": self._memory_state if self._memory is None else self._memory.state(),
-        }
-
-    def _load_learnt(self, state: dict[str, Any]) -> None:
-        self.sampler.load_state_dict(state["sampler"])
-        self._memory_state = state["snapshots"]
-        self._set_memory(None if self._memory is None else self._memory.model)
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, batch: AnyData, hops: Hops) -> AnyData:
         """Make a batch known, so that layers find it by its tensors."""
         if self._memory is not None:
-            self._memory.begin_batch()
+            self._memory.begin_batch(self._whole_graphs[None])
         drawn = self._register_typed(batch, hops) if isinstance(batch, HeteroData) else self._register(batch, hops)
         self._last_batch = weakref.ref(batch)
         if self._model is not None:

@@ -42,7 +42,6 @@ from adahop.pyg.rows import NodeRows
 from adahop.pyg.whole_graph import WholeGraph
 from adahop.pyg.wrap import Propagate, unwrapped
 from adahop.storage import MEMORY, Storage
-from adahop.typed import Relation
 
 log = logging.getLogger("adahop")
 DROPOUT_SHARE = 0.3  # of the way that a row moves to a new one that dropout has changed
@@ -57,7 +56,6 @@ class LayerHistories(Memory):
         self,
         model: nn.Module,
         data: Data,
-        whole_graphs: dict[Relation | None, WholeGraph],
         noise: float = 0.0,
         dtype: torch.dtype = torch.float32,
         storage: Storage = MEMORY,
@@ -67,11 +65,12 @@ class LayerHistories(Memory):
         device: torch.device | str = "cpu",
     ):
         """`device` is where batches are drawn: rows lie there too."""
-        super().__init__(model, data, whole_graphs, noise)
+        super().__init__(model, data, noise)
         self.device = torch.device(device)
         self.disjoint, self.transform = disjoint, transform
         self.dtype, self.storage, self.refresh = dtype, storage, refresh
         self.num_nodes = int(data.num_nodes or 0)
+        self.whole_graph: WholeGraph | None = None
         self.renewing = False  # the oldest rows
         self.steps, self.cursor, self.round = 0, 0, 0
         self.stamp = torch.zeros(self.num_nodes, dtype=torch.int32, device=device)  # the step that renewed a row last
@@ -102,8 +101,9 @@ class LayerHistories(Memory):
         if self.steps:
             log.info("%s", self)
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, whole_graph: WholeGraph) -> None:
         """The oldest rows are renewed."""
+        self.whole_graph = whole_graph
         self.write_pending()
         if not self.forwards:
             return
@@ -148,9 +148,11 @@ class LayerHistories(Memory):
 
     # --- called by `Propagate` ----------------------------------------------------------------------------------------
 
-    def recorder_on(self, layer: Propagate, whole_graph: WholeGraph) -> HistoryRecorder | None:
+    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> HistoryRecorder | None:
         at, forwards = self._next_forward(layer), self.forwards.get(layer, [])
-        if at >= len(forwards) or forwards[at].why:
+        edges = self.data.edge_index
+        every = any(t.shape == edges.shape and torch.equal(t, edges.to(t.device)) for t in tensors)
+        if at >= len(forwards) or forwards[at].why or not every:
             return None
         self.stamp.fill_(self.steps)
         return HistoryRecorder(layer, forwards[at], self.num_nodes)
@@ -412,7 +414,8 @@ class LayerHistories(Memory):
         model = unwrapped(self.model)
         device = next((p.device for p in model.parameters()), batch.edge_index.device)
         batch = batch.to(device)
-        drawn = DrawnBatch(nodes, one, hops.scale, self.whole_graphs[None], hops.num_nodes, hops.num_edges, [])
+        assert self.whole_graph is not None
+        drawn = DrawnBatch(nodes, one, hops.scale, self.whole_graph, hops.num_nodes, hops.num_edges, [])
         drawn.memory = weakref.ref(self)
         batches.register(batch, drawn)
         model(**arguments_of(model, batch, device, {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from adahop.pyg.loader_options import (
     inputs,
     inputs_of_type,
     node_sampler,
+    num_neighbors_of,
     positions,
     pyg_options,
     seed_of,
@@ -175,6 +177,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
                 raise KindError(f"`batch_sampler` must give lists of positions and have a length, got {kind}")
 
     @property
+    def num_neighbors(self) -> list[int] | dict[Relation, list[int]]:
+        return num_neighbors_of(self.sampler)
+
+    @property
     def input_nodes(self) -> Tensor | tuple[str, Tensor]:
         types = self.sampler.graph.types
         return self.nodes if self.input_type is None or types is None else (
@@ -296,7 +302,8 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
         if position["taken"] >= len(self):  # after the last batch the next epoch begins
             position.update(taken=0, ahead=[])
         return {
-            **self._learnt(),
+            "sampler": copy.deepcopy(self.sampler.state_dict()),
+            "snapshots": self._memory_state if self._memory is None else self._memory.state(),
             "epoch": 0 if self._epoch is None else self._epoch.number,
             "nodes": self.nodes.numel(),
             "seed": self.sampler.seed,
@@ -314,8 +321,10 @@ class AdaptiveNeighborLoader(Learner, Batches[NeighborSampler, Hops]):
             raise InputError(
                 f"the number of `input_nodes` must be {needed} to go on within the epoch of this state, got {many}"
             )
-        self._load_learnt(state)
+        self.sampler.load_state_dict(state["sampler"])
         self.sampler.seed = state.get("seed", self.sampler.seed)
+        self._memory_state = state["snapshots"]
+        self._set_memory(None if self._memory is None else self._memory.model)
         self._epoch_seeds = state.get("parts")
         self.go_on(state)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from adahop.pyg.arguments import Kwargs, eval_mode, tensors_in
+from adahop.pyg.arguments import Kwargs, as_tuple, eval_mode
 from adahop.pyg.call import Call
 from adahop.pyg.readings import Reading
 from adahop.pyg.whole_graph import WholeGraph
@@ -23,14 +23,8 @@ from adahop.typed import Relation
 class Memory:
     """That of a model's layers. `forwards` has an entry per forward of a layer: one that is used n times has n."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Data | HeteroData,
-        whole_graphs: dict[Relation | None, WholeGraph],
-        noise: float = 0.0,
-    ):
-        self.model, self.data, self.whole_graphs, self.noise = model, data, whole_graphs, noise
+    def __init__(self, model: nn.Module, data: Data | HeteroData, noise: float):
+        self.model, self.data, self.noise = model, data, noise
         self.layers = {name: ours for name, m in layers_of(model).items() if (ours := propagate_of(m)) is not None}
         self.forwards: dict[Propagate, list[Any]] = {}
         self.forward_counts: dict[Propagate, int] = {}  # forwards on the whole graph since one of the model's began
@@ -46,7 +40,7 @@ class Memory:
     def begin_epoch(self) -> None:
         raise NotImplementedError
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, whole_graph: WholeGraph) -> None:
         """A batch is about to be handed out."""
         raise NotImplementedError
 
@@ -59,24 +53,16 @@ class Memory:
         raise NotImplementedError
 
     def record_forward(self, layer: Propagate, args: tuple, kwargs: Kwargs) -> Any:
-        """A forward in evaluation on something that is no batch: it is recorded if that is the whole graph, or a
-        relation of it, with a row for each source.
-        """
-        tensors = list(tensors_in((*args, *kwargs.values())))
-        given = (
-            graph
-            for graph in self.whole_graphs.values()
-            if any(t.shape[:1] == graph.num_nodes[:1] for t in tensors) and any(map(graph.has_edges, tensors))
-        )
-        graph = next(given, None)
-        recorder = None if graph is None else self.recorder_on(layer, graph)
+        """A forward in evaluation on something that is no batch: it is recorded if that is the whole graph."""
+        tensors = [v for a in (*args, *kwargs.values()) for v in as_tuple(a) if isinstance(v, Tensor)]
+        recorder = self.recorder(layer, tensors)
         if recorder is None:
             return layer.original_forward(*args, **kwargs)
         with layer.installed(recorder):
             return layer.forward(*args, **kwargs)
 
-    def recorder_on(self, layer: Propagate, whole_graph: WholeGraph) -> ForwardRecorder | None:
-        """What records the next forward of a layer on the whole graph."""
+    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> ForwardRecorder | None:
+        """What records a layer's forward on the whole graph; None where these tensors are of another graph."""
         raise NotImplementedError
 
     def recorders(self, layer: Propagate, edges: dict[Relation, Tensor]) -> Callable[[Tensor], ForwardRecorder | None]:

@@ -5,7 +5,6 @@ changed since is sampled.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 import time
@@ -14,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
 
 from adahop import ops
 from adahop.checks import tell
@@ -27,7 +26,7 @@ from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
 from adahop.pyg.memory import ControlledSum, ForwardRecorder, Memory
 from adahop.pyg.root import Root
-from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph, memory_key
+from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph
 from adahop.pyg.wrap import Propagate, unwrapped
 from adahop.typed import Relation
 
@@ -356,19 +355,21 @@ class SnapshotSum(ControlledSum):
 class Snapshots(Memory):
     """Those of a model's layers. They are taken when the model, in evaluation, runs over the whole data."""
 
-    fresh = False  # whether there was a pass since the last step
-    warned = False
-    pass_seconds = 0.0  # that the last pass made by the loader took
-    awaits_step = False  # the model's first step shows how it is called
-
-    @functools.cached_property
-    def _attributes(self) -> dict[str, Tensor]:
-        return batches.attributes(self.data)
-
-    @functools.cached_property
-    def _names(self) -> dict[tuple, str]:
-        """Of the attributes, by where they lie."""
-        return {memory_key(v): k for k, v in self._attributes.items()}
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data | HeteroData,
+        whole_graphs: dict[Relation | None, WholeGraph],
+        noise: float = 0.0,
+    ):
+        super().__init__(model, data, noise)
+        self.whole_graphs = whole_graphs
+        self.fresh = False  # whether there was a pass since the last step
+        self.warned = False
+        self.pass_seconds = 0.0  # that the last pass made by the loader took
+        self.awaits_step = False  # the model's first step shows how it is called
+        self._attributes = batches.attributes(data)
+        self._names = {_memory_key(v): k for k, v in self._attributes.items()}
 
     @property
     def _unusable(self) -> bool:
@@ -401,7 +402,7 @@ class Snapshots(Memory):
                     "and edge_index once an epoch, or pass estimator='plain'"
                 )
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, whole_graph: WholeGraph) -> None:
         """The pass that waited for the model's first step is made."""
         if self.awaits_step and Root.of(self.model).arguments is not None:
             self.begin_epoch()
@@ -432,7 +433,12 @@ class Snapshots(Memory):
 
     # --- called by `Propagate` ----------------------------------------------------------------------------------------
 
-    def recorder_on(self, layer: Propagate, whole_graph: WholeGraph) -> SnapshotRecorder:
+    def recorder(self, layer: Propagate, tensors: list[Tensor]) -> SnapshotRecorder | None:
+        whole_graph = self._whole_graph_of(tensors)
+        return None if whole_graph is None else self._recorder(layer, whole_graph)
+
+    def _recorder(self, layer: Propagate, whole_graph: WholeGraph) -> SnapshotRecorder:
+        """For the next forward of a layer in the pass under way."""
         recorder, at = SnapshotRecorder(layer, self, whole_graph), self._next_forward(layer)
         self.forwards[layer] = [*self.forwards.get(layer, [])[:at], recorder.record]
         self.fresh = True
@@ -446,9 +452,21 @@ class Snapshots(Memory):
             graph = self.whole_graphs.get(relation)
             if relation is None:
                 graph = every.stacked if isinstance(every, HomogeneousGraph) else None
-            return self.recorder_on(layer, graph) if graph is not None and graph.has_edges(edge_index) else None
+            return self._recorder(layer, graph) if graph is not None and _has_edges(graph, edge_index) else None
 
         return recorder_for
+
+    def _whole_graph_of(self, tensors: list[Tensor]) -> WholeGraph | None:
+        """The whole graph, or the relation, whose edges are among some tensors, with rows for all its sources."""
+        return next(
+            (
+                graph
+                for graph in self.whole_graphs.values()
+                for edges in tensors
+                if any(t.shape[:1] == graph.num_nodes[:1] for t in tensors) and _has_edges(graph, edges)
+            ),
+            None,
+        )
 
     def control_for(self, call: Call, args: tuple, kwargs: Kwargs) -> SnapshotSum | None:
         layer = call.layer
@@ -469,7 +487,7 @@ class Snapshots(Memory):
 
     def data_name(self, value: Any) -> str | None:
         """The attribute of the data that a tensor is."""
-        return self._names.get(memory_key(value)) if isinstance(value, Tensor) else None
+        return self._names.get(_memory_key(value)) if isinstance(value, Tensor) else None
 
     # --- a checkpoint -------------------------------------------------------------------------------------------------
 
@@ -498,3 +516,16 @@ class Snapshots(Memory):
 
         self.fresh = state["fresh"]
         self._restore_forwards(layers, ForwardRecord, record)
+
+
+def _has_edges(graph: WholeGraph, edges: Tensor) -> bool:
+    """Whether these are the edges of the graph, in its order; another graph may have as many."""
+    if tuple(edges.shape) != (2, graph.num_edges):
+        return False
+    own = graph.edge_index
+    return _memory_key(own) == _memory_key(edges) or torch.equal(own.to(edges.device), edges)
+
+
+def _memory_key(t: Tensor) -> tuple:
+    """Two tensors with the same key share memory and are the same numbers."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype

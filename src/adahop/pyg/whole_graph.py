@@ -49,12 +49,7 @@ class WholeGraph:
         without its self-loops, and over its self-loops alone.
         """
         if (name, row) not in self._sums:
-            edges, value = self.edge_index, self._values(name)
-            loop, zeros = self.is_loop(edges), value.new_zeros(self.num_nodes[row])
-            self._sums[name, row] = (
-                zeros.index_add(0, edges[row], value.masked_fill(loop, 0)),
-                zeros.index_add(0, edges[row], value.masked_fill(~loop, 0)),
-            )
+            self._sums[name, row] = self._summed(self.edge_index, self._values(name), row)
         return self._sums[name, row]
 
     def _values(self, name: str | None) -> Tensor:
@@ -63,16 +58,16 @@ class WholeGraph:
             return torch.ones_like(self.edge_index[0], dtype=torch.float)
         return self.data[name].detach().view(-1)
 
+    def _summed(self, edge_index: Tensor, value: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        loop, zeros = self.is_loop(edge_index), value.new_zeros(self.num_nodes[row])
+        return (
+            zeros.index_add(0, edge_index[row], value.masked_fill(loop, 0)),
+            zeros.index_add(0, edge_index[row], value.masked_fill(~loop, 0)),
+        )
+
     def is_loop(self, edges: Tensor) -> Tensor:
         """[M] whether each of some edges is a self-loop."""
         return torch.zeros_like(edges[0], dtype=torch.bool) if self.bipartite else edges[0] == edges[1]
-
-    def has_edges(self, edges: Tensor) -> bool:
-        """Whether these are its edges, in its order; another graph may have as many."""
-        if tuple(edges.shape) != (2, self.num_edges):
-            return False
-        own = self.edge_index
-        return memory_key(own) == memory_key(edges) or torch.equal(own.to(edges.device), edges)
 
     def loops(self, name: str | None = None) -> Tensor:
         """[N] the attribute of a node's last self-loop, which is the one that PyG keeps; NaN where it has none."""
@@ -133,11 +128,16 @@ class ScaleOnlyGraph(WholeGraph):
     given_by_hand = True
 
     def __init__(self, edge_index: Tensor, scale: Tensor, nodes: int):
-        self.data, self.scale = Data(edge_index=edge_index), scale.detach().view(-1).float()
-        self.num_nodes, self._sums, self._loops = (nodes, nodes), {}, {}
+        self.data, self.scale = {}, scale.detach().view(-1).float()  # type: ignore[assignment]
+        self.edges, self.num_nodes = edge_index, (nodes, nodes)
 
-    def _values(self, name: str | None) -> Tensor:
-        return self.scale
+    def loops(self, name: str | None = None) -> Tensor:
+        out = self.scale.new_full((self.num_nodes[1],), float("nan"))
+        out[self.edges[1, self.is_loop(self.edges)]] = 1.0
+        return out
+
+    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
+        return self._summed(self.edges, self.scale, row)
 
 
 def whole_graphs(data: Data | HeteroData, graph: Graph) -> dict[Relation | None, WholeGraph]:
@@ -147,11 +147,6 @@ def whole_graphs(data: Data | HeteroData, graph: Graph) -> dict[Relation | None,
     each = {r: WholeGraph(data[r], graph, r) for r in graph.relations}
     found: dict[Relation | None, WholeGraph] = dict(each.items())
     return found | {None: HomogeneousGraph(graph, each)}
-
-
-def memory_key(t: Tensor) -> tuple:
-    """Two tensors with the same key share memory and are the same numbers."""
-    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 def offsets(sizes: dict[Key, int]) -> dict[Key, int]:

@@ -358,7 +358,7 @@ def with_edge_weight(found: Found, weight: Tensor) -> Found:
     name = batches.edge_attribute(batch, weight)
     if graph.given_by_hand or (name is not None and name not in graph.data):
         return found
-    columns = found.span
+    columns = found.columns or slice(0, batch.scale.numel())
     scale = batch.scale.clone()
     scale[columns] = scale[columns] * weight.detach().view(-1).to(scale)
     return found._replace(batch=replace(batch, scale=scale, multiplicity=name, cache={}, _moved={}))
