@@ -208,11 +208,26 @@ def test_variance_falls_as_rows_are_learnt():
     assert spread["history"] < 0.1 * spread["plain"]
 
 
+def test_another_graph_of_the_same_size_renews_no_rows():
+    """An evaluation counts as one of the whole graph by its edges, not by how many there are."""
+    data, model = the_data(), Net("sage")
+    loader = loader_of(data, 2, model)
+    seen(loader, model, data)
+    rows = [r for p in passes_of(loader) for r in p.rows.values()]
+    before = [r.value.clone() for r in rows]
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(60, 4), data.edge_index.flip(0), data.edge_attr)
+        assert rows and all(torch.equal(r.value, old) for r, old in zip(rows, before, strict=True))
+        model(data.x, data.edge_index, data.edge_attr)
+    assert not any(torch.equal(r.value, old) for r, old in zip(rows, before, strict=True))
+
+
 def test_dropout_is_found_and_averaged():
     data = the_data()
-    for dropout in (0.0, 0.5):
+    for dropout, refresh in ((0.0, 10), (0.5, 10), (0.5, 0)):
         model = Net("gcn", dropout, norm=True)
-        loader = loader_of(data, 2, model, history_refresh=10)
+        loader = loader_of(data, 2, model, history_refresh=refresh)
         torch.manual_seed(1)
         for _ in range(2):
             for batch in loader:

@@ -320,10 +320,7 @@ class _OneType(Values):
     def rows(self, n: int | None = None) -> Tensor:
         return self.values.rows(n)
 
-    def raw(self, n: int | None = None) -> Tensor:
-        return self.values.rows(n)
-
-    def _has_h(self) -> bool:
+    def _has_rows(self) -> bool:
         return True
 
     def _width(self) -> int:
@@ -333,15 +330,14 @@ class _OneType(Values):
         return gather(self.rows(), block, coef)
 
 
-class TypedTableValues(Values):
+class TypedTableValues(TableValues):
     """The same over one table of all types' features: raw features are summed in place, and the encoder is joined with
     the map of each relation, unless h itself is read."""
 
     def __init__(self, table: Features, block: Block, encode: TypedEncoder, share: float = 0.0):
-        super().__init__(table.value, share=share)
+        super().__init__(table, block.n_id, share=share)
         assert block.layout is not None
-        self.table, self.n_id, self.encode, self.spans = table, block.n_id, encode, block.layout.sources
-        self.drop = table.drop(share) if share else None
+        self.encode, self.spans = encode, block.layout.sources
 
     def _for_source(self, source: str) -> Values:
         return _OneTypeOfTable(self, self.encode.linear(source))
@@ -350,8 +346,8 @@ class TypedTableValues(Values):
         return self.rows(n)
 
     def rows(self, n: int | None = None) -> Tensor:
-        if n is None or n == self.n_id.numel() or "h" in self.cached:
-            return self.once("h", lambda: self._read(self.n_id.numel()))[:n]
+        if n is None or n == self.n_id.numel() or self._has_rows():
+            return self.once("rows", lambda: self._read(self.n_id.numel()))[:n]
         return self._read(n)
 
     def _read(self, n: int) -> Tensor:
@@ -366,18 +362,10 @@ class TypedTableValues(Values):
         """An encoder's weight with zero columns for a table that is wider than the type's features."""
         return padded_to(self._width(), weight)
 
-    def has_h(self) -> bool:
-        return "h" in self.cached
-
     def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        if self.has_h():
+        if self._has_rows():
             return super().joined_each(kernels, sources)
         return join_each(kernels, [cast(nn.Linear, self.encode.linear(kind)) for kind in sources], self._width())
-
-    def summed(self, block: Block, coef: Tensor) -> Tensor:
-        if self.has_h():
-            return gather(self.rows(), block, coef)
-        return self.table.sum(block, coef.unsqueeze(1), self.drop).squeeze(1)
 
 
 class _OneTypeOfTable(TableValues):
@@ -390,18 +378,12 @@ class _OneTypeOfTable(TableValues):
     def rows(self, n: int | None = None) -> Tensor:
         return self.values.rows(n)
 
-    def _has_h(self) -> bool:
-        return self.values.has_h()
+    def _has_rows(self) -> bool:
+        return self.values._has_rows()
 
     def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         w, bias = super().joined(kernel)
-        return (w if w is None or self._has_h() else self.values.wide(w)), bias
-
-    def dot(self, v: Tensor, block: Block | None = None) -> tuple[Tensor, bool]:
-        return Values(self.rows()).dot(v) if self._has_h() else super().dot(v, block)
-
-    def summed(self, block: Block, coef: Tensor) -> Tensor:
-        return gather(self.rows(), block, coef) if self._has_h() else super().summed(block, coef)
+        return (w if w is None or self._has_rows() else self.values.wide(w)), bias
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage
 
 from adahop.block import Block
-from adahop.pyg.align import is_edge_index
+from adahop.pyg.align import Aligned, is_edge_index
 from adahop.pyg.arguments import state_of, tensors_in
 from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph, offsets
 from adahop.typed import Relation, TypedBatch
@@ -57,6 +57,7 @@ class DrawnBatch:
     relation: Relation | None = None
     owner: DrawnBatch | None = None  # of a relation, the batch that it is a part of
     typed: TypedBatch | None = None
+    multiplicity: str | None = None  # the edge attribute that says for how many edges each edge counts
     _moved: dict[tuple[torch.device, str], Tensor] = field(default_factory=dict)
 
     @property
@@ -91,10 +92,15 @@ class Found(NamedTuple):
     edge_index: Tensor
     columns: slice | None  # None: the tensor found is no part of `edge_index`
 
+    @property
+    def span(self) -> slice:
+        """The columns that a layer is passed: all, unless it is passed a part."""
+        return slice(0, self.edge_index.shape[1]) if self.columns is None else self.columns
 
-def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, Tensor] | None:
+
+def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, Aligned] | None:
     """The edges that a layer was given by relation, joined as `StackedRelations` joins those of the whole graph, and
-    their places among all edges of the batch; None where they are not all of one batch. Types have so many `rows`.
+    how they lie in the batch; None where they are not all of one batch. Types have so many `rows`.
     """
     found = {relation: find([e]) for relation, e in edges.items() if e.numel()}
     parts = [f for f in found.values() if f is not None and f.columns is not None]
@@ -111,10 +117,13 @@ def stack(edges: dict[Relation, Tensor], rows: dict[str, int]) -> tuple[Found, T
         joined.append(e + torch.tensor([[first_source[relation]], [first_target[relation[2]]]], device=e.device))
         at = found.get(relation)
         if at is not None and at.columns is not None:
-            columns.append(torch.arange(at.columns.start, at.columns.stop) + typed.span[relation].start)
+            columns.append(
+                torch.arange(at.columns.start, at.columns.stop, device=e.device) + typed.span[relation].start
+            )
     n_id = torch.cat([typed.n_id[kind][:many] + types.nodes[kind] for kind, many in rows.items()])
     batch = replace(root, n_id=n_id, sources=torch.cat(sources), whole_graph=stacked, owner=root, cache={}, _moved={})
-    return Found(batch, torch.cat(joined, 1), None), torch.cat(columns)
+    edge_index = torch.cat(joined, 1)
+    return Found(batch, edge_index, None), Aligned(0, 0, edge_index.shape[1], torch.cat(columns), 1.0)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -224,20 +233,6 @@ def find(tensors: Iterable[Any]) -> Found | None:
                     if found.batch.root.typed is None:  # edges that a model made may be of any relation
                         _last = weakref.ref(found.batch)
                     return found
-    return None
-
-
-def find_root(values: Iterable[Any]) -> DrawnBatch | None:
-    """The batch, of all relations, that one of some values belongs to: by its storage alone, ids before floats."""
-    global _last
-    given = [v for v in values if isinstance(v, Tensor) and v.layout == torch.strided and v.numel()]
-    with _lock:
-        for t in sorted(given, key=Tensor.is_floating_point):
-            entry = _entries.get(t.untyped_storage().data_ptr())
-            if entry is not None and not entry.alive.expired():
-                if entry.batch.root.typed is None:
-                    _last = weakref.ref(entry.batch)
-                return entry.batch.root
     return None
 
 

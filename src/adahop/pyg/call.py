@@ -106,7 +106,7 @@ class Call:
             return "it sums its features part by part (decomposed_layers > 1)"
         if not self.reading.sums_match:
             return "its sums on a batch have another meaning than on the whole graph"
-        columns = self.found.columns or slice(0, self.edge_index.shape[1])
+        columns = self.found.span
         for aligned in (self.align(t) for t in tensors_in(values) if is_edge_index(t)):
             if aligned is not None and (aligned.share < 1.0 or aligned.edges != columns.stop - columns.start):
                 return "it is given other edges than those drawn"
@@ -126,11 +126,10 @@ class Call:
         return aligned
 
     def _align(self, used: Tensor) -> Aligned | None:
-        edges, columns = self.edge_index, self.found.columns
-        all_columns = slice(0, edges.shape[1]) if columns is None else columns
-        passed = edges[:, all_columns]
+        edges, columns = self.edge_index, self.found.span
+        passed = edges[:, columns]
         if (used.data_ptr(), used.shape, used.stride()) == (passed.data_ptr(), passed.shape, passed.stride()):
-            return self._check_hops(Aligned(all_columns.start, used.shape[1], used.shape[1], None, 1.0))
+            return self._check_hops(Aligned(columns.start, used.shape[1], used.shape[1], None, 1.0))
         if self.batch.typed is not None:  # pairs of nodes may be in several relations
             for relation in self.batch.typed.span.values():
                 if torch.equal(edges[:, relation], used):
@@ -151,12 +150,12 @@ class Call:
         """[edges] scale of the edges in use, if there are as many."""
         if self.aligned is not None and self.used is not None:
             return self.aligned.take(self.scale) if self.aligned.edges == edges else None
-        columns = self.found.columns or slice(0, self.edge_index.shape[1])
+        columns = self.found.span
         return self.scale[columns] if columns.stop - columns.start == edges else None
 
     def row_of(self, index: Tensor) -> int | None:
         """Whether some ids are the targets (1) or the sources (0) of the batch's edges, with self-loops or without."""
-        edges = self.edge_index if self.found.columns is None else self.edge_index[:, self.found.columns]
+        edges = self.edge_index[:, self.found.span]
         no_loop = (edges[0] != edges[1]).nonzero().flatten()
         for row in (1, 0):
             for part in (edges[row], edges[row][no_loop]):
@@ -171,7 +170,7 @@ class Call:
         """[nodes] sums over the whole graph's edges of the batch's nodes: without self-loops, and those alone."""
         key = ("sums", name, row, self.device)
         if key not in self.batch.cache:
-            inward, loops = self.batch.whole_graph.sums(name, row)
+            inward, loops = self.batch.whole_graph.sums(self.batch.multiplicity if name is None else name, row)
             ids = self.batch.ids(row, inward.device)
             self.batch.cache[key] = tuple(t[ids].to(self.device) for t in (inward, loops))
         inward, loops = self.batch.cache[key]
@@ -183,7 +182,7 @@ class Call:
             return torch.where(self.sums(None, nodes)[1] > 0, estimate, float("nan"))
         key = ("loops", name, self.device)
         if key not in self.batch.cache:
-            value = self.batch.whole_graph.loops(name)
+            value = self.batch.whole_graph.loops(self.batch.multiplicity if name is None else name)
             self.batch.cache[key] = value[self.batch.on(value.device, "n_id")].to(self.device)
         return self.batch.cache[key][:nodes]
 
@@ -402,19 +401,6 @@ class Call:
         recorded = self.recorded
         if recorded is not None and not recorded.trains and self.records_energies and out.requires_grad:
             out.register_hook(recorded.on_gradient)
-
-
-class StackedCall(Call):
-    """One `propagate` over all relations of a typed batch, joined; `columns` are its edges among those of the batch."""
-
-    def __init__(self, layer: Propagate, found: Found, columns: Tensor):
-        super().__init__(layer, found)
-        self.columns = columns.to(self.device)
-
-    def _align(self, used: Tensor) -> Aligned | None:
-        if not torch.equal(used, self.edge_index):
-            return None
-        return Aligned(0, 0, used.shape[1], self.columns, 1.0)
 
 
 def in_backward() -> bool:

@@ -38,6 +38,8 @@ class Learner:
     sampler: NeighborSampler
     data: Data | HeteroData
     estimator = "plain"  # or "snapshot", "history"
+    disjoint = False  # whether every seed has a tree of its own
+    transform: Callable[..., Any] | None = None  # of its batches
     _noise = 0.0
     _memory: Memory | None = None  # the snapshots or histories of the model's layers
     _history_options: dict[str, Any] | None = None  # of `LayerHistories`
@@ -121,10 +123,8 @@ class Learner:
         if self.estimator == "snapshot":
             return Snapshots(model, self.data, self._whole_graphs, self.noise)
         more: dict[str, Any] = {
-            "disjoint": getattr(self, "disjoint", False),
-            "transform": getattr(self, "transform", None),
-            "device": self.sampler.graph.device,
-        }
+            "disjoint": self.disjoint, "transform": self.transform, "device": self.sampler.graph.device,
+        }  # fmt: skip
         return LayerHistories(model, self.data, self.noise, **(self._history_options or {}), **more)
 
     def memory_cost(self) -> dict[str, float]:

@@ -17,16 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.loader.utils import filter_data
 
-from adahop.checks import tell
 from adahop.pyg import batches
 from adahop.pyg.arguments import (
     CLOSE,
     Kwargs,
     NodeArguments,
     as_tuple,
-    close,
     eval_mode,
     first_of_each,
     node_arguments,
@@ -37,9 +34,9 @@ from adahop.pyg.arguments import (
 from adahop.pyg.batches import DrawnBatch
 from adahop.pyg.call import Call, in_backward
 from adahop.pyg.history_sum import HistorySum
-from adahop.pyg.hops import Hops, add_scale
+from adahop.pyg.hops import Hops, add_scale, cut
 from adahop.pyg.inference import arguments_of
-from adahop.pyg.memory import ForwardRecorder, Memory, from_dict
+from adahop.pyg.memory import ForwardRecorder, Memory
 from adahop.pyg.neighbours import AllNeighbours, ForwardHistory, NoHistory, PassHistory
 from adahop.pyg.root import Root
 from adahop.pyg.rows import NodeRows
@@ -50,7 +47,7 @@ from adahop.storage import MEMORY, Storage
 log = logging.getLogger("adahop")
 DROPOUT_SHARE = 0.3  # of the way that a row moves to a new one that dropout has changed
 DECAY = 0.9  # of the dot products of earlier batches
-NUMBERS = ("steps", "cursor", "round", "refresh", "tried")  # of a state
+NUMBERS = ("steps", "cursor", "round", "refresh")  # of a state
 
 
 class LayerHistories(Memory):
@@ -76,16 +73,14 @@ class LayerHistories(Memory):
         self.num_nodes = int(data.num_nodes or 0)
         self.whole_graph: WholeGraph | None = None
         self.renewing = False  # the oldest rows
-        self.trial_rows: dict[tuple[int, str], Tensor] | None = None  # while it is tried whether rows are random
         self.steps, self.cursor, self.round = 0, 0, 0
         self.stamp = torch.zeros(self.num_nodes, dtype=torch.int32, device=device)  # the step that renewed a row last
-        self.tried = False  # whether rows are random
+        self._generators = _generator_states()  # at the start of the model's forward
         self.spent = {"read": 0.0, "renew": 0.0}
         self._first_inputs: dict[Propagate, list[Tensor | None]] | None = None  # of the batch that shows the layers
         self._levels: dict[Any, int] = {}  # of that batch: how many sums lie before a result, by its gradient function
         self._num_passes = 0  # of that batch so far
         self._pending: list[Callable[[], Any]] = []
-        self._warned: set[str] = set()
 
     def close(self) -> None:
         super().close()
@@ -95,6 +90,7 @@ class LayerHistories(Memory):
         """Rows that the forward before has sent are written now, when nothing computes with them any more."""
         super().begin_forward()
         self.write_pending()
+        self._generators = _generator_states()
 
     def write_pending(self) -> None:
         for write in self._pending:
@@ -165,8 +161,9 @@ class LayerHistories(Memory):
 
     def recorder(self, layer: Propagate, tensors: list[Tensor]) -> HistoryRecorder | None:
         at, forwards = self._next_forward(layer), self.forwards.get(layer, [])
-        size = (2, self.data.edge_index.shape[1])
-        if at >= len(forwards) or forwards[at].why or not any(tuple(t.shape) == size for t in tensors):
+        edges = self.data.edge_index
+        every = any(t.shape == edges.shape and torch.equal(t, edges.to(t.device)) for t in tensors)
+        if at >= len(forwards) or forwards[at].why or not every:
             return None
         self.stamp.fill_(self.steps)
         return HistoryRecorder(layer, forwards[at], self.num_nodes)
@@ -177,6 +174,7 @@ class LayerHistories(Memory):
         forward = self._forward_of(call, args, kwargs)
         if forward is None:
             return None
+        random = call.layer.conv.training and not all(map(torch.equal, _generator_states(), self._generators))
         neighbours = missing = None
         if not self.is_first_batch(call) and not forward.why and forward.passes:
             began = time.perf_counter()
@@ -185,7 +183,7 @@ class LayerHistories(Memory):
             except NoHistory as e:
                 self._do_without(call.layer, forward, str(e))
             self.spent["read"] += time.perf_counter() - began
-        return HistorySum(self, call, forward, neighbours, missing)
+        return HistorySum(self, call, forward, neighbours, missing, random)
 
     def _forward_of(self, call: Call, args: tuple, kwargs: Kwargs) -> ForwardHistory | None:
         n = call.forward_number(args, kwargs)
@@ -240,12 +238,7 @@ class LayerHistories(Memory):
     def _do_without(self, layer: Propagate, forward: ForwardHistory, why: str) -> None:
         forward.why = why
         name = next((n for n, one in self.layers.items() if one is layer), "?")
-        self._warn_once(f"layer '{name}' ({type(layer.conv).__name__}) goes without a history: {why}")
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            tell(text)
+        Root.of(self.model).warn_once(f"layer '{name}' ({type(layer.conv).__name__}) goes without a history: {why}")
 
     # --- called by `HistorySum` ---------------------------------------------------------------------------------------
 
@@ -342,9 +335,6 @@ class LayerHistories(Memory):
     ) -> None:
         """The current rows of the first `sources` nodes replace those kept, once this step's forward is over."""
         call, forward = control.call, control.forward
-        if self.trial_rows is not None:
-            self.trial_rows.update({(id(history), name): sources_of(kwargs[name]).detach() for name in history.rows})
-            return
         if in_backward() or not sources:
             return
         renewed = [(history, kwargs)]
@@ -353,7 +343,8 @@ class LayerHistories(Memory):
         n_id = call.batch.n_id[:sources]
         at = first_of_each(n_id) if self.disjoint else None
         n_id = n_id if at is None else n_id[at]
-        share = DROPOUT_SHARE if history.random and call.layer.conv.training and not self.renewing else 1.0
+        history.random = control.random
+        share = DROPOUT_SHARE if control.random else 1.0
         for one, inputs in renewed:
             for name, rows in one.rows.items():
                 current = sources_of(inputs[name]).detach()[:sources]
@@ -405,18 +396,14 @@ class LayerHistories(Memory):
         root, model = Root.of(self.model), unwrapped(self.model)
         arguments, self.renewing = root.arguments, True
         try:
-            with torch.no_grad():
-                if not self.tried:
-                    self.tried = True
-                    self._try_random(nodes)
-                with eval_mode(model):
-                    model.eval()
-                    self._run(nodes)
+            with torch.no_grad(), eval_mode(model):
+                model.eval()
+                self._run(nodes)
             self.write_pending()
         except Exception as e:
             self.refresh = 0
             self._pending.clear()
-            self._warn_once(
+            Root.of(self.model).warn_once(
                 f"the oldest rows of {type(model).__name__} are not renewed ({' '.join(str(e).split())}), "
                 "only those of nodes in training batches"
             )
@@ -426,11 +413,9 @@ class LayerHistories(Memory):
     def _run(self, nodes: Tensor) -> None:
         """The model on some nodes; one edge is there so that layers find the batch, and counts for nothing."""
         one = torch.zeros(1, dtype=torch.long, device=self.device)
-        scale, tree = torch.ones(1, device=self.device), one.new_zeros(nodes.numel())
-        hops = Hops(nodes, torch.stack([one, one]), one, scale, tree, [nodes.numel()], [1], [])
-        batch = filter_data(self.data, nodes, one, one, one)
-        batch.num_nodes, batch.batch_size, batch.n_id, batch.e_id = nodes.numel(), nodes.numel(), nodes, one
-        batch = add_scale(batch, hops)
+        scale = torch.ones(1, device=self.device)
+        hops = Hops(nodes, torch.stack([one, one]), one, scale, None, [nodes.numel()], [1], [])
+        batch = add_scale(cut(self.data, hops.output(nodes)), hops)
         batch = batch if self.transform is None else self.transform(batch)
         model = unwrapped(self.model)
         device = next((p.device for p in model.parameters()), batch.edge_index.device)
@@ -441,26 +426,6 @@ class LayerHistories(Memory):
         batches.register(batch, drawn)
         model(**arguments_of(model, batch, device, {}))
 
-    def _try_random(self, nodes: Tensor) -> None:
-        """Run twice in training mode: rows that differ then are random, as with dropout."""
-        model = unwrapped(self.model)
-        buffers = {name: b.clone() for name, b in model.named_buffers()}
-        runs: list[dict[tuple[int, str], Tensor]] = []
-        with torch.random.fork_rng(devices=[]):
-            for _ in range(2):
-                self.trial_rows = {}
-                try:
-                    self._run(nodes)
-                finally:
-                    runs.append(self.trial_rows)
-                    self.trial_rows = None
-        for name, b in model.named_buffers():
-            b.copy_(buffers[name])
-        self._pending.clear()
-        for history in self._passes:
-            keys = [(id(history), name) for name in history.rows]
-            history.random = any(not close(runs[0][k], runs[1][k]) for k in keys if k in runs[0])
-
     # --- a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -469,7 +434,7 @@ class LayerHistories(Memory):
         def leaf(value: Any) -> Any:
             return (value.shape, value.tensors()) if isinstance(value, NodeRows) else value
 
-        return {"history": self._serialized(leaf), "stamp": self.stamp, "form": Root.of(self.model).arguments,
+        return {"history": self._serialized(leaf), "stamp": self.stamp, "arguments": Root.of(self.model).arguments,
                 **{k: getattr(self, k) for k in NUMBERS}}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -489,27 +454,25 @@ class LayerHistories(Memory):
                 rows.write(torch.arange(self.num_nodes, device=self.device), value)
             return rows
 
-        def passes(stored: list[dict[str, Any]]) -> list[PassHistory]:
-            return [
-                from_dict(PassHistory, {
-                    **p, "rows": {k: table(r, self.dtype) for k, r in p["rows"].items()}, "dots": list(p["dots"]),
-                    "sums": None if p["sums"] is None else table(p["sums"], torch.float32),
-                    "filled": None if p["filled"] is None else p["filled"].to(self.device, copy=True),
-                    "shape": tuple(p["shape"]),
-                })
-                for p in stored
-            ]  # fmt: skip
+        def history(stored: dict[str, Any]) -> PassHistory:
+            made = PassHistory(**{**stored, "dots": list(stored["dots"]), "shape": tuple(stored["shape"])})
+            made.rows = {name: table(rows, self.dtype) for name, rows in stored["rows"].items()}
+            made.sums = None if stored["sums"] is None else table(stored["sums"], torch.float32)
+            made.filled = None if stored["filled"] is None else stored["filled"].to(self.device, copy=True)
+            return made
 
-        for name, layer in self.layers.items():
-            self.forwards[layer] = [
-                from_dict(ForwardHistory, {**f, "passes": passes(f["passes"]), "updates": passes(f["updates"])})
-                for f in layers[name]
-            ]
+        self._restore_forwards(layers, ForwardHistory, history)
         self.stamp = state["stamp"].to(self.device, copy=True)
         for k in NUMBERS:
             setattr(self, k, state[k])
         root = Root.of(self.model)
-        root.arguments = state["form"] if root.arguments is None else root.arguments
+        root.arguments = state["arguments"] if root.arguments is None else root.arguments
+
+
+def _generator_states() -> list[Tensor]:
+    """Of torch's generators. They change where a model draws random numbers, as for dropout."""
+    of_device = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *of_device]
 
 
 class HistoryRecorder(ForwardRecorder):

@@ -45,10 +45,13 @@ class HistorySum(ControlledSum):
         forward: ForwardHistory,
         neighbours: AllNeighbours | None,
         missing: Tensor | None,
+        random: bool,
     ):
-        """`neighbours` are those of all targets, or of the `missing` ones, whose sums are not kept yet."""
+        """`neighbours` are those of all targets, or of the `missing` ones, whose sums are not kept yet. `random`: the
+        layer's input has dropout in it."""
         super().__init__(call)
         self.memory, self.forward, self.neighbours, self.missing = memory, forward, neighbours, missing
+        self.random = random
         self.node = node_arguments(call.layer.conv)
         self.updates: list[tuple[Tensor, dict[str, Any]]] = []  # what edge updates gave, and from what
 

@@ -91,24 +91,22 @@ class Memory:
         """All that is kept, by the layers' names."""
         return {name: to_dicts(self.forwards.get(layer, []), leaf) for name, layer in self.layers.items()}
 
+    def _restore_forwards(self, stored: dict[str, Any], forward: Any, part: Callable[[dict[str, Any]], Any]) -> None:
+        """Back from `_serialized`: of each `forward` the parts, one per `propagate` and one per `edge_updater`."""
+        for name, layer in self.layers.items():
+            self.forwards[layer] = [
+                forward(**{**one, **{key: [part(p) for p in one[key]] for key in ("passes", "updates")}})
+                for one in stored[name]
+            ]
+
 
 def to_dicts(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Dataclasses as dictionaries of their fields, for a checkpoint; `leaf` says what is stored of other values.
-
-    A field's key in checkpoints is its name, or the `key` in its metadata.
-    """
+    """Dataclasses as dictionaries of their fields, for a checkpoint; `leaf` says what is stored of other values."""
     if is_dataclass(value):
-        named = {f.metadata.get("key", f.name): getattr(value, f.name) for f in fields(value) if f.init}
-        return {key: to_dicts(v, leaf) for key, v in named.items()}
+        return {f.name: to_dicts(getattr(value, f.name), leaf) for f in fields(value) if f.init}
     if isinstance(value, dict):
         return {k: to_dicts(v, leaf) for k, v in value.items()}
     return [to_dicts(v, leaf) for v in value] if isinstance(value, list) else leaf(value)
-
-
-def from_dict(kind: Any, stored: dict[str, Any]) -> Any:
-    """A dataclass from its dictionary."""
-    keys = {f.name: f.metadata.get("key", f.name) for f in fields(kind)}
-    return kind(**{name: stored[key] for name, key in keys.items() if key in stored})
 
 
 class ForwardRecorder:

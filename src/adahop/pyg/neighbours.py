@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adahop import ops
 from adahop.pyg import batches
 from adahop.pyg.align import Aligned, is_edge_index
 from adahop.pyg.arguments import Kwargs, NodeArguments, equal_rows_once, is_per_edge, node_arguments
@@ -31,7 +30,7 @@ class PassHistory:
     level: int = 0  # how many sums lie before it
     rows: dict[str, NodeRows] = field(default_factory=dict)
     # the attribute of the data that its only argument is, so that its sums never change
-    data_name: str | None = field(default=None, metadata={"key": "own"})
+    data_name: str | None = None
     sums: NodeRows | None = None  # those sums, where `filled`
     filled: Tensor | None = None
     state: tuple[int, int | None] | None = field(default=None, init=False)  # of the data's rows, when sums were formed
@@ -81,14 +80,14 @@ class AllNeighbours(Call):
     """A forward of a layer on all in-edges of some nodes, each edge with a source of its own, for its edge values."""
 
     def __init__(self, call: Call, nodes: Tensor, forward: ForwardHistory):
-        whole_graph, edges = call.batch.whole_graph, call.batch.whole_graph.graph.edges
-        row, place = ops.spans(edges.begin[nodes], edges.last[nodes] - edges.begin[nodes])
-        src, t = edges.indices[place].long(), nodes.numel()
+        whole_graph, name = call.batch.whole_graph, call.batch.multiplicity
+        every = whole_graph.graph.in_edges(nodes)
+        (src, row), t = every.edge_index, nodes.numel()
         local = torch.where(src == nodes[row], row, torch.arange(t, t + src.numel(), device=src.device))
-        e_id, name = edges.numbers(nodes[row], place), whole_graph.multiplicity
         self.weighted = name is not None
-        scale = torch.ones(src.numel(), device=src.device) if name is None else whole_graph.data[name][e_id].view(-1)
-        batch = DrawnBatch(torch.cat([nodes, src]), e_id, scale, whole_graph, blocks=[])
+        scale = every.scale if name is None else whole_graph.data[name][every.e_id].view(-1)
+        n_id = torch.cat([nodes, src])
+        batch = DrawnBatch(n_id, every.e_id, scale, whole_graph, blocks=[], multiplicity=name)
         edge_index = torch.stack([local, row]).to(call.device)
         super().__init__(call.layer, Found(batch, edge_index, slice(0, src.numel())))
         self.num_targets, self.forward = t, forward
@@ -133,7 +132,7 @@ class AllNeighbours(Call):
         if any(value is one for one in call.unit_weights):
             self.unit_weights.append(torch.ones(self.scale.numel(), device=self.device, dtype=value.dtype))
             return self.unit_weights[-1]
-        data, columns = call.batch.whole_graph.data, call.found.columns or slice(0, call.edge_index.shape[1])
+        data, columns = call.batch.whole_graph.data, call.found.span
         if value.shape[0] == columns.stop - columns.start:
             found = batches.data_edge_attribute(call.batch, value)
             if found is not None and is_per_edge(data.to_dict().get(found), data.edge_index.shape[1]):

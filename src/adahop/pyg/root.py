@@ -42,14 +42,13 @@ class Root:
         self.learners: weakref.WeakSet[Learner] = weakref.WeakSet()
         self.drawn: DrawnBatch | None = None
         self._warned: set[str] = set()
-        self._order: list[str] | None = None  # attributes in the order of the arguments, where all are attributes
         self._checked: list[tuple[int, bool]] = []  # what was known of the layers at the last look
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"form": self.arguments, "keys": self.argument_keys}
+        return {"arguments": self.arguments, "argument_keys": self.argument_keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.arguments, self.argument_keys = state["form"], state["keys"]
+        self.__dict__.update(state)
         self._reset()
 
     @classmethod
@@ -91,20 +90,7 @@ class Root:
             return
         drawn.forward_inputs.clear()
         drawn.cache["seen"] = False
-        if not self._called_as_before(args, kwargs, drawn):
-            self.arguments, self.argument_keys = _arguments(model, args, kwargs, drawn)
-            known = [attribute for attribute in self.arguments.values() if attribute is not None]
-            self._order = known if not self.argument_keys and len(known) == len(args) + len(kwargs) else None
-
-    def _called_as_before(self, args: tuple, kwargs: Kwargs, drawn: DrawnBatch) -> bool:
-        """Whether each argument is the attribute of the batch that it was in the last call."""
-        order, data = self._order, None if self._order is None else batches.data_of(drawn)
-        if data is None or order is None or self.arguments is None or len(args) + len(kwargs) != len(order):
-            return False
-        if list(self.arguments)[len(args) :] != list(kwargs):
-            return False
-        values = (*args, *kwargs.values())
-        return all((data if name == "" else data.get(name)) is v for name, v in zip(order, values, strict=True))
+        self.arguments, self.argument_keys = _arguments(model, args, kwargs, drawn)
 
     @torch.compiler.disable
     def after(self, model: nn.Module, args: tuple, out: Any) -> None:
@@ -112,7 +98,7 @@ class Root:
         if drawn is None:
             return
         if not drawn.cache.get("seen") and drawn.directional:
-            self._warn_once(
+            self.warn_once(
                 f"no layer of {type(model).__name__} took the edges of the batch: what it sums by hand is not scaled, "
                 "and nothing is learnt from it; pass batch.edge_index to PyG layers, or weigh its sums by batch.scale"
             )
@@ -129,7 +115,7 @@ class Root:
                   if (ours := propagate_of(conv)) is not None and ours.reading is not None}  # fmt: skip
         for name, (conv, ours, _) in layers.items():
             if ours.uses_other_edges:
-                self._warn_once(
+                self.warn_once(
                     f"layer '{name}' ({type(conv).__name__}) passes messages over other edges than those drawn for the "
                     "batch, so that there they stay as PyG has them"
                 )
@@ -141,9 +127,10 @@ class Root:
         what = "all hops are" if len(left) == len(layers) else "the hops of such layers are"
         verb = "stay" if others else "stays"
         which = f"layer '{name}' ({type(conv).__name__}){others}"
-        self._warn_once(f"{which} {verb} as PyG has it: {reading.why}; {what} drawn uniformly")
+        self.warn_once(f"{which} {verb} as PyG has it: {reading.why}; {what} drawn uniformly")
 
-    def _warn_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
+        """A warning about this model, unless it was given before."""
         if text not in self._warned:
             self._warned.add(text)
             tell(text)
@@ -169,10 +156,8 @@ def unscale_messages(model: nn.Module) -> nn.Module:
 
 
 def _batch_of(args: tuple, kwargs: Kwargs) -> DrawnBatch | None:
+    """The batch, of all relations, that a model's arguments belong to."""
     values = [*args, *kwargs.values()]
-    drawn = batches.find_root(values)
-    if drawn is not None:
-        return drawn
     for value in values:
         if isinstance(value, Data | HeteroData) and (drawn := batches.batch_of(value)) is not None:
             return drawn

@@ -24,7 +24,7 @@ from adahop.pyg.arguments import Kwargs, as_tuple, at_edges, close, node_sides, 
 from adahop.pyg.call import Call
 from adahop.pyg.fused import Operand, with_ones
 from adahop.pyg.inference import inference, value_of
-from adahop.pyg.memory import ControlledSum, ForwardRecorder, Memory, from_dict
+from adahop.pyg.memory import ControlledSum, ForwardRecorder, Memory
 from adahop.pyg.root import Root
 from adahop.pyg.whole_graph import HomogeneousGraph, WholeGraph
 from adahop.pyg.wrap import Propagate, unwrapped
@@ -40,7 +40,7 @@ class PropagateRecord:
 
     node: dict[str, Any] = field(default_factory=dict)  # rows per node; a pair for sources and targets
     edge: dict[str, Tensor] = field(default_factory=dict)  # rows per edge in use
-    data_names: dict[str, str] = field(default_factory=dict, metadata={"key": "own"})  # of attributes of the data
+    data_names: dict[str, str] = field(default_factory=dict)  # of attributes of the data
     used: Tensor | None = None  # the edges in use, while `edge` is not empty
     total: Tensor | None = None  # what `aggregate` gave
     complete: bool = False  # whether all edges were in use
@@ -73,7 +73,7 @@ class ForwardRecord:
 
     passes: list[PropagateRecord] = field(default_factory=list)
     updates: list[PropagateRecord] = field(default_factory=list)
-    parameters: dict[str, Tensor] = field(default_factory=dict, metadata={"key": "old"})  # and buffers, at the pass
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # and buffers, at the pass
     relation: Relation | None = None  # of typed data, where it was one
 
 
@@ -536,18 +536,11 @@ class Snapshots(Memory):
                 return tuple(tensors(v) for v in value)
             return self._attributes[value] if isinstance(value, str) else value
 
-        def records(stored: list[dict[str, Any]]) -> list[PropagateRecord]:
-            return [
-                from_dict(PropagateRecord, {**r, "node": {k: tensors(v) for k, v in r["node"].items()}})
-                for r in stored
-            ]  # fmt: skip
+        def record(stored: dict[str, Any]) -> PropagateRecord:
+            return PropagateRecord(**{**stored, "node": {k: tensors(v) for k, v in stored["node"].items()}})
 
         self.fresh = state["fresh"]
-        for name, layer in self.layers.items():
-            self.forwards[layer] = [
-                from_dict(ForwardRecord, {**f, "passes": records(f["passes"]), "updates": records(f["updates"])})
-                for f in layers[name]
-            ]
+        self._restore_forwards(layers, ForwardRecord, record)
 
 
 def _has_edges(graph: WholeGraph, edges: Tensor) -> bool:

@@ -26,7 +26,6 @@ class WholeGraph:
 
     bipartite = False  # sources and targets are of two node types, so that equal ids are no self-loop
     given_by_hand = False  # nothing is known but an edge weight that the user passed
-    multiplicity: str | None = None  # the edge attribute that says for how many edges each edge counts
 
     def __init__(self, data: Data | EdgeStorage, graph: Graph, relation: Relation | None = None):
         self.data, self.graph, self.relation = data, graph, relation
@@ -129,25 +128,6 @@ class StackedRelations(HomogeneousGraph):
         for relation, (start, stop) in zip(self.graph.relations, itertools.pairwise(types.starts), strict=True):
             edges[0, start:stop] += self.first[relation] - types.nodes[relation[0]]
         return edges
-
-
-class WeightedGraph(WholeGraph):
-    """A whole graph in which an edge counts for as many edges as an attribute says."""
-
-    def __init__(self, graph: WholeGraph, name: str):
-        self.data, self.graph, self.unweighted, self.multiplicity = graph.data, graph.graph, graph, name
-        self.source = graph.source
-        self.num_nodes, self.bipartite = graph.num_nodes, graph.bipartite
-
-    @property
-    def edge_index(self) -> Tensor:
-        return self.unweighted.edge_index
-
-    def sums(self, name: str | None = None, row: int = 1) -> tuple[Tensor, Tensor]:
-        return self.unweighted.sums(self.multiplicity if name is None else name, row)
-
-    def loops(self, name: str | None = None) -> Tensor:
-        return self.unweighted.loops(self.multiplicity if name is None else name)
 
 
 class ScaleOnlyGraph(WholeGraph):

@@ -21,9 +21,9 @@ from adahop.pyg import batches
 from adahop.pyg.align import align, is_edge_index, plain
 from adahop.pyg.arguments import Kwargs, tensors_in
 from adahop.pyg.batches import DrawnBatch, Found
-from adahop.pyg.call import Call, StackedCall, sparse_edges, strided
+from adahop.pyg.call import Call, sparse_edges, strided
 from adahop.pyg.readings import Copies, Reading
-from adahop.pyg.whole_graph import ScaleOnlyGraph, WeightedGraph
+from adahop.pyg.whole_graph import ScaleOnlyGraph
 from adahop.typed import Relation
 
 if TYPE_CHECKING:
@@ -84,8 +84,9 @@ def calls_on_batch(
         found = next((batches.find([e]) for e in edges.values() if e is edge_index), None)
         if found is not None:
             call = Call(layer, found)
-        elif (stacked := batches.stack(edges, rows)) is not None:
-            call = StackedCall(layer, *stacked)
+        elif (stacked := batches.stack(edges, rows)) is not None and torch.equal(edge_index, stacked[0].edge_index):
+            call = Call(layer, stacked[0])
+            call.alignments.append((edge_index, stacked[1]))
         else:
             layer.uses_other_edges = True
             return None
@@ -136,10 +137,10 @@ class Propagate:
         self._originals: dict[str, Any] = {}  # methods to call in place of the class's
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"conv": self.conv, "small": self.sums_as_drawn, "reading": self.reading}
+        return {name: getattr(self, name) for name in ("conv", "sums_as_drawn", "reading")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.conv, self.sums_as_drawn, self.reading = state["conv"], state["small"], state["reading"]
+        self.__dict__.update(state)
         self._reset()
 
     @property
@@ -363,8 +364,7 @@ def with_edge_weight(found: Found, weight: Tensor) -> Found:
         return found
     scale = batch.scale.clone()
     scale[columns] = scale[columns] * weight.detach().view(-1).to(scale)
-    graph = graph if name is None else WeightedGraph(graph, name)
-    return found._replace(batch=replace(batch, scale=scale, whole_graph=graph, cache={}, _moved={}))
+    return found._replace(batch=replace(batch, scale=scale, multiplicity=name, cache={}, _moved={}))
 
 
 def _is_scale(weight: Tensor, scale: Tensor) -> bool:
