@@ -337,15 +337,17 @@ class _AddEnds(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         src, dst = ctx.saved_tensors
-        needed, back = ctx.needs_input_grad, []
+        needed = ctx.needs_input_grad
+        back: list[Tensor | None] = []
         for rows, at, asked in zip(ctx.rows, (dst, src), needed, strict=False):
             if not asked:
                 back.append(None)
             elif torch.is_grad_enabled():  # a gradient of this gradient will be asked for
                 back.append(segment_sum(grad, at, rows))
             else:
-                back.append(torch.zeros(rows, grad.shape[1]))
-                add_back(grad.contiguous().detach().numpy(), at.numpy(), back[-1].numpy())
+                out = torch.zeros(rows, grad.shape[1])
+                add_back(grad.contiguous().detach().numpy(), at.numpy(), out.numpy())
+                back.append(out)
         return *back, None, None
 
 
