@@ -139,8 +139,8 @@ def as_tensor(values: Any, what: str) -> Tensor:
     try:
         array = np.asarray(values)
         dtype = f" of dtype {array.dtype}" if isinstance(values, np.ndarray) else ""
-        kind = np.dtype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")))  # torch knows the machine's alone
-        return torch.as_tensor(array if array.flags.writeable and array.dtype == kind else array.astype(kind))
+        known = np.dtype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")))  # torch knows no other order
+        return torch.as_tensor(array if array.flags.writeable and array.dtype == known else array.astype(known))
     except (TypeError, ValueError, RuntimeError):
         raise KindError(f"`{what}` must be an array of numbers, got {type(values).__name__}{dtype}") from None
 
