@@ -404,7 +404,7 @@ def drawn(blocks: list[Block]) -> torch.Tensor:
 
 TYPED: dict[str, dict[str, Any]] = {
     "rgcn uniform": {"method": "graphsage"},
-    "rgcn adahop": {"method": "adahop"},
+    "rgcn adahop": {"method": "adahop", "method_options": {"draw": "systematic"}},  # as "auto" is on a GPU
     "rgcn bs": {"method": "bs"},
     "rgat uniform": {"method": "graphsage", "model": "rgat"},
 }
