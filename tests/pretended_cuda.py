@@ -50,9 +50,13 @@ class Graph:
         self.calls.append((call, _held(out)))
 
     def end(self) -> None:
-        """Nothing was run: old memory is as before, and what the capture made holds anything until a replay."""
+        """Nothing was run: old memory is as before."""
         for whole, old in self.before.values():
             whole.copy_(old)
+
+    def forget(self) -> None:
+        """What a capture that broke off made was never computed. (Of one that ends, a second capture reads the shapes of
+        what the first made, and here computes with it.)"""
         for _, kept in self.calls:
             for storage in {t.untyped_storage() for t in kept if t.untyped_storage().data_ptr() in self.made}:
                 torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0x7F)
@@ -162,6 +166,9 @@ class Device(_Device, Stand):
         try:
             yield
             self.stream = stream
+        except BaseException:
+            graph.forget()
+            raise
         finally:
             self.graph = None
             torch.set_rng_state(chance)
