@@ -2,6 +2,7 @@
 
     python lab/benchmarks/depth.py --data DIR [--graphs amazon_computers] [--depths 2,3,4,5] [--batches 64,256]
                                    [--epochs 20] [--runs 3] [--arch gcnii] [--out FILE] [--device cuda] [--clock cpu]
+                                   [--processes 4] [--seconds 500]
     python lab/benchmarks/depth.py --table [--out FILE]
 
 adahop and uniform draws with two neighbours per layer, GAS and LMC, residual GCN (or another --arch, with an --out of
@@ -13,30 +14,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import product
 from pathlib import Path
 
 from adahop.config import Config
-from adahop.datasets import load
-from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Lines, Row, count_seconds, train, tuned
+from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Cell, Lines, Row, count_seconds, run_cells
 
 WAYS = ("adahop, k = 2", "uniform, k = 2", "GAS", "LMC")
 
 
-def run(said: argparse.Namespace) -> None:
-    lines = Lines(said.out, NAMES)
-    for graph in said.graphs.split(","):
-        data = load(str(said.data / f"{graph}.npz"))
-        for layers in map(int, said.depths.split(",")):
-            for size in map(int, said.batches.split(",")):
-                base = Config(
-                    sizes=(2,) * layers, hidden=64, epochs=said.epochs, batch_size=size, device=said.device,
-                    arch=said.arch,
-                )  # fmt: skip
-                for name in WAYS:
-                    way = CANDIDATES[name]
-                    point = tuned(lines, graph, data, way, base, TUNING[:1])
-                    rows = [train(lines, graph, data, way, base, point, seed) for seed in range(said.runs)]
-                    print(graph, layers, size, name, *(f"{row['test']:.4f}" for row in rows), flush=True)
+def cells(said: argparse.Namespace) -> list[Cell]:
+    out = []
+    for graph, layers, size in product(said.graphs.split(","), said.depths.split(","), said.batches.split(",")):
+        base = Config(
+            sizes=(2,) * int(layers), hidden=64, epochs=said.epochs, batch_size=int(size), device=said.device,
+            arch=said.arch,
+        )  # fmt: skip
+        out += [Cell(str(said.data / f"{graph}.npz"), CANDIDATES[name], base) for name in WAYS]
+    return out
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -70,6 +65,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/depth.jsonl")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", default="wall")
+    parser.add_argument("--processes", type=int, default=0, help="0: in this one")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after this many")
     parser.add_argument("--table", action="store_true")
     said = parser.parse_args()
     if said.table:
@@ -78,7 +75,8 @@ def main() -> None:
     if said.data is None:
         parser.error("--data must be a folder of .npz files, got none")
     count_seconds(said.clock)
-    run(said)
+    lines = Lines(said.out, NAMES)
+    run_cells(lines, cells(said), range(said.runs), TUNING[:1], jobs=said.processes, seconds=said.seconds)
 
 
 if __name__ == "__main__":

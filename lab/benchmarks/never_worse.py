@@ -1,13 +1,13 @@
 """`adahop train` with its defaults beside uniform draws, full batch and RNS, on every homogeneous graph of a folder.
 
-    python lab/benchmarks/never_worse.py --data DIR [--out FILE] [--device cuda] [--graphs cora,pubmed] [--share 0/4]
-                                         [--arms "adahop, k = 2; RNS"] [--clock cpu]
+    python lab/benchmarks/never_worse.py --data DIR [--out FILE] [--device cuda] [--graphs cora,pubmed]
+                                         [--arms "adahop, k = 2; RNS"] [--clock cpu] [--processes 12] [--seconds 500]
     python lab/benchmarks/never_worse.py --table [--out FILE]
 
 Rate and dropout by validation on two seeds, for every arm alike; then ten other seeds; 40 epochs, hidden 64, batch 256.
-Finished runs are not repeated; `--share i/n` takes the i-th of n shares of the graphs and arms, one process each, with
-a file each (`--table` reads all that are given). The table shows differences paired by seed with 95 % intervals, and
-intervals that hold for all of them together (Bonferroni). Nothing may be tuned by what it shows.
+Finished runs are not repeated; several processes share the machine. `adahop reproduce tta` knows these arms and more.
+The table (of all files given) shows differences paired by seed with 95 % intervals, and intervals that hold for all of
+them together (Bonferroni). Nothing may be tuned by what it shows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from pathlib import Path
 
 from adahop.config import Config
 from adahop.datasets import load
-from adahop_lab.candidates import NAMES, TUNING, Lines, Row, chosen, count_seconds, train, tuned
+from adahop_lab.candidates import NAMES, TUNING, Cell, Lines, Row, chosen, count_seconds, run_cells
 from adahop_lab.experiments.stats import SURE, paired
 
 OURS = {"adahop, k = 2": 0.008, "adahop, k = 5": 0.004}  # and the loss that is allowed
 OTHERS = ("uniform, k = 2", "uniform, k = 10", "full batch", "RNS")
-SEEDS = range(10)
 
 
 def graphs(folder: Path, wanted: str | None) -> list[str]:
@@ -38,17 +37,9 @@ def one_relation(path: Path) -> bool:
         return False
 
 
-def run(folder: Path, out: Path, device: str, wanted: str | None, arms: str, share: str) -> None:
-    own, of = (int(part) for part in share.split("/"))
-    lines, ways = Lines(out, NAMES), chosen(arms)
+def cells(folder: Path, device: str, wanted: str | None, arms: str) -> list[Cell]:
     base = Config(hidden=64, epochs=40, batch_size=256, device=device)
-    pairs = [(graph, way) for graph in graphs(folder, wanted) for way in ways]
-    for graph, way in pairs[own::of]:
-        data = load(str(folder / f"{graph}.npz"))
-        point = tuned(lines, graph, data, way, base)
-        for seed in SEEDS:
-            train(lines, graph, data, way, base, point, seed)
-        print(graph, way.name, point, flush=True)
+    return [Cell(str(folder / f"{graph}.npz"), way, base) for graph in graphs(folder, wanted) for way in chosen(arms)]
 
 
 def scores(rows: list[Row]) -> dict[tuple[str, str], dict[int, float]]:
@@ -93,7 +84,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--graphs")
     parser.add_argument("--arms", default="; ".join((*OURS, *OTHERS)))
-    parser.add_argument("--share", default="0/1")
+    parser.add_argument("--runs", type=int, default=10, help="0: tuning alone")
+    parser.add_argument("--processes", type=int, default=0, help="0: in this one")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after this many")
     parser.add_argument("--clock", default="wall")
     parser.add_argument("--table", action="store_true")
     said = parser.parse_args()
@@ -103,7 +96,8 @@ def main() -> None:
     if said.data is None:
         parser.error("--data must be a folder of .npz files, got none")
     count_seconds(said.clock)
-    run(said.data, said.out[0], said.device, said.graphs, said.arms, said.share)
+    todo = cells(said.data, said.device, said.graphs, said.arms)
+    run_cells(Lines(said.out[0], NAMES), todo, range(said.runs), jobs=said.processes, seconds=said.seconds)
 
 
 if __name__ == "__main__":

@@ -75,23 +75,25 @@ def read(name: str):
     return make_typed("planted", data, "case", splits)
 
 
-def run(task: tuple[str, str, str, float, float, int, int], files: dict[str, str]) -> dict:
+def run(task: tuple[str, str, str, float, float, int, int], files: dict[str, str], device: str) -> dict:
     torch.set_num_threads(1)
     adahop.ops.set_threads(1)
     graph, model, arm, rate, dropout, seed, epochs = task
-    data, (method, k) = read(files[graph]), ARMS[arm]
+    data, (method, k) = read(files[graph]).to(device), ARMS[arm]
     start = time.perf_counter()
     result = adahop.fit(
         data, model=model, method=method, sizes=(k, k), hidden=64, epochs=epochs, batch_size=256, lr=rate,
-        dropout=dropout, seed=seed, noise=0.0,
+        dropout=dropout, seed=seed, noise=0.0, device=device,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     graph_of = data.graph.normalized(*result.model.graph)
     mask = data.test_mask
     out, y = result.model.inference(graph_of, data.x)[mask], data.y[mask]
     found = {"val": result.val, "micro": score("accuracy", out, y), "macro": score("macro-f1", out, y)}
-    return {"graph": graph, "model": model, "arm": arm, "rate": rate, "dropout": dropout, "seed": seed, "noise": 0.0,
-            "epochs": epochs, "seconds": round(seconds, 2), **{k: round(v, 5) for k, v in found.items()}}  # fmt: skip
+    return {
+        "graph": graph, "model": model, "arm": arm, "rate": rate, "dropout": dropout, "seed": seed, "noise": 0.0,
+        "epochs": epochs, "device": device, "seconds": round(seconds, 2), **{k: round(v, 5) for k, v in found.items()},
+    }  # fmt: skip
 
 
 NAMES = ("graph", "model", "arm", "rate", "dropout", "seed", "epochs")
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after this many")
     parser.add_argument("--out", default="lab/benchmarks/results/typed_scores.jsonl")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     lines = Lines(args.out, NAMES)
@@ -156,7 +159,7 @@ def main() -> None:
         for graph, model, seed, arm in product(files, args.models.split(","), stage, arms):
             pairs = SETTINGS if stage is TRIALS else [best(rows, graph, model, arm)]
             asked += [(graph, model, arm, *pair, seed, args.epochs) for pair in pairs]
-        if not lines.fill(asked, run, files, jobs=args.processes, seconds=args.seconds):
+        if not lines.fill(asked, run, files, args.device, jobs=args.processes, seconds=args.seconds):
             return
     print(table(list(lines.rows.values()), args.seeds))
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice, product
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from adahop import run as running
 from adahop.checks import InputError, one_of
 from adahop.config import Config
+from adahop.datasets import load
 from adahop.run import Result, stored
 from adahop.seams import NodeData
 from adahop.train import fit
@@ -121,23 +126,30 @@ def count_seconds(clock: str) -> None:
 NAMES = ("dataset", "candidate", "lr", "dropout", "seed", "epochs", "hidden", "batch_size", "layers", "device")
 
 
+def run(dataset: str, data: NodeData, candidate: MethodChoice, base: Config, point: Row, seed: int) -> Row:
+    """One run: what names it, its scores and its seconds."""
+    config = candidate.config(base, data, **point)
+    torch.manual_seed(seed)
+    result, read = TRAINERS[candidate.trainer](data, config, seed)
+    kept = {k: getattr(result, k) for k in ("val", "test", "best_epoch", "steps", "seconds", "noise")}
+    history = [{k: round(row[k], 5) for k in ("epoch", "val", "seconds")} for row in result.history]
+    clock = "cpu" if running.now is time.process_time else "wall"
+    named = name_of(dataset, candidate, base, point, seed)
+    return {**named, **kept, "clock": clock, "megabytes": round(read / 2**20, 2), "history": history}
+
+
+def name_of(dataset: str, candidate: MethodChoice, base: Config, point: Row, seed: int) -> Row:
+    """What names a run: the fields of `NAMES`."""
+    own = {name: getattr(base, name) for name in ("epochs", "hidden", "batch_size", "device")}
+    return {"dataset": dataset, "candidate": candidate.name, **point, "seed": seed, "layers": len(base.sizes), **own}
+
+
 def train(
     lines: Lines, dataset: str, data: NodeData, candidate: MethodChoice, base: Config, point: Row, seed: int
 ) -> Row:
     """One run, or what is kept of it."""
-    config = candidate.config(base, data, **point)
-    named: Row = {"dataset": dataset, "candidate": candidate.name, **point, "seed": seed, "layers": len(base.sizes)}
-    named |= {name: getattr(base, name) for name in ("epochs", "hidden", "batch_size", "device")}
-
-    def make() -> Row:
-        torch.manual_seed(seed)
-        result, read = TRAINERS[candidate.trainer](data, config, seed)
-        kept = {k: getattr(result, k) for k in ("val", "test", "best_epoch", "steps", "seconds", "noise")}
-        history = [{k: round(row[k], 5) for k in ("epoch", "val", "seconds")} for row in result.history]
-        clock = "cpu" if running.now is time.process_time else "wall"
-        return {**kept, "clock": clock, "megabytes": round(read / 2**20, 2), "history": history}
-
-    return lines.get(named, make)
+    key = lines.key(name_of(dataset, candidate, base, point, seed))
+    return lines.rows[key] if key in lines.rows else lines.add(run(dataset, data, candidate, base, point, seed))
 
 
 def tuned(
@@ -150,3 +162,87 @@ def tuned(
         return statistics.fmean(train(lines, dataset, data, candidate, base, point, s)["val"] for s in tries)
 
     return max(GRID, key=mean)
+
+
+# --- many of them at a time ------------------------------------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    """A candidate on a data set: tuned, and then run with the seeds that count."""
+
+    path: str
+    candidate: MethodChoice
+    base: Config
+
+    @property
+    def dataset(self) -> str:
+        return Path(self.path).stem
+
+
+@cache
+def _loaded(path: str) -> NodeData:
+    return load(path)
+
+
+def _run(cell: Cell, point: Row, seed: int) -> Row:
+    return run(cell.dataset, _loaded(cell.path), cell.candidate, cell.base, point, seed)
+
+
+class Here(Executor):
+    """Runs what it is given at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        job: Future[Any] = Future()
+        try:
+            job.set_result(fn(*args, **kwargs))
+        except Exception as e:
+            job.set_exception(e)
+        return job
+
+
+def run_cells(
+    lines: Lines, cells: list[Cell], seeds: Iterable[int], tuning: Iterable[int] = TUNING, jobs: int = 0,
+    seconds: float = float("inf"),
+) -> bool:  # fmt: skip
+    """Tune and run cells in `jobs` processes (0: in this one), earlier cells first; whether all is done.
+
+    A cell's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that fail
+    are told of and left out. Processes share the machine, so seconds of these rows say little.
+    """
+    seeds, tuning = list(seeds), list(tuning)
+
+    def missing(cell: Cell) -> list[tuple[Cell, Row, int]]:
+        """The runs of a cell that can begin: all of its tuning, or then those that count."""
+
+        def kept(point: Row, seed: int) -> Row | None:
+            return lines.rows.get(lines.key(name_of(cell.dataset, cell.candidate, cell.base, point, seed)))
+
+        first = [(cell, point, seed) for seed in tuning for point in GRID if kept(point, seed) is None]
+        if first:
+            return first
+        best = max(GRID, key=lambda point: statistics.fmean((kept(point, s) or {})["val"] for s in tuning))
+        return [(cell, best, seed) for seed in seeds if kept(best, seed) is None]
+
+    def key(task: tuple[Cell, Row, int]) -> tuple[Any, ...]:
+        cell, point, seed = task
+        return lines.key(name_of(cell.dataset, cell.candidate, cell.base, point, seed))
+
+    begun: set[tuple[Any, ...]] = set()
+    at_work: dict[Future[Row], tuple[Cell, Row, int]] = {}
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs else Here() as pool:
+        while True:
+            late = time.monotonic() - lines.began > seconds
+            todo = [] if late else [task for cell in cells for task in missing(cell) if key(task) not in begun]
+            for task in todo[: max(jobs, 1) - len(at_work)]:
+                begun.add(key(task))
+                at_work[pool.submit(_run, *task)] = task
+            if not at_work:
+                return not any(missing(cell) for cell in cells)
+            for job in wait(at_work, return_when=FIRST_COMPLETED).done:
+                cell, point, seed = at_work.pop(job)
+                said = f"{cell.dataset} {cell.candidate.name} {point} {seed}"
+                if (error := job.exception()) is not None:
+                    print(f"{said}: failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                    continue
+                row = lines.add(job.result())
+                print(f"{said}: val {row['val']:.4f}, {row['seconds']:.1f} s", flush=True)

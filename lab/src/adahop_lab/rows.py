@@ -44,10 +44,6 @@ class Lines:
         add_row(self.path, row)
         return row
 
-    def get(self, named: Row, make: Callable[[], Row]) -> Row:
-        key = self.key(named)
-        return self.rows[key] if key in self.rows else self.add({**named, **make()})
-
     def fill(
         self, tasks: Iterable[tuple], run: Callable[..., Row], *given: Any, jobs: int = 0, seconds: float = float("inf")
     ) -> bool:
