@@ -55,8 +55,10 @@ class Graph:
             whole.copy_(old)
 
     def forget(self) -> None:
-        """What a capture that broke off made was never computed. (Of one that ends, a second capture reads the shapes of
-        what the first made, and here computes with it.)"""
+        """What a capture that broke off made was never computed.
+
+        (Of one that ends, a second capture reads the shapes of what the first made, and here computes with it.)
+        """
         for _, kept in self.calls:
             for storage in {t.untyped_storage() for t in kept if t.untyped_storage().data_ptr() in self.made}:
                 torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0x7F)

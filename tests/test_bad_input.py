@@ -194,7 +194,8 @@ def _policy(name: str, graph: Graph) -> Call:
 # public names that take nothing from a user, or what is checked where they are made
 EXEMPT = {
     "METHODS", "Block", "InputError", "models", "pyg", "Graph", "pyg.inference", "pyg.CSVLog", "pyg.TensorBoardLog",
-    "pyg.callback", "pyg.scale_messages", "pyg.scaled", "pyg.stats", "pyg.unscale_messages", "models.MODELS", "models.GCN", "models.SAGE",
+    "pyg.callback", "pyg.scale_messages", "pyg.scaled", "pyg.stats", "pyg.unscale_messages", "models.MODELS",
+    "models.GCN", "models.SAGE",
     "models.GNN", "models.Conv", "models.GCNConv", "models.SAGEConv", "models.GATConv", "models.GATv2Conv",
     "models.BreadthConv", "models.TypedGNN", "Graph.of_relation", "Graph.relations", "Graph.to_data",
     "Graph.degree", "Graph.dst", "Graph.edge_index", "Graph.edge_weight", "Graph.hash", "Graph.device",

@@ -101,18 +101,18 @@ class Average:
 
 
 def stored(data: NodeData, config: Config) -> NodeData:
-    """The data with its features as a run keeps them: `config.features`, where "auto" is sparse or float32."""
+    """The data as a run keeps them, on its device, features as `config.features` says: "auto" is sparse or float32.
+
+    What is given stays as it is and where it is.
+    """
+    out: Any = copy.copy(data)
     if config.features == "bfloat16":
         if ops.in_file(data.x):
             raise InputError("`features` must be float32 for features in a file, which has its own type, got bfloat16")
-        x = data.x.to(torch.bfloat16)
+        out.x = data.x.to(torch.bfloat16)
     elif config.features == "auto" and reads_sparse(config):
-        x = as_sparse(data.x, data.graph)
-    else:
-        return data
-    out: Any = copy.copy(data)
-    out.x = x
-    return out
+        out.x = as_sparse(data.x, data.graph)
+    return out.to(config.device)
 
 
 def reads_sparse(config: Config) -> bool:
@@ -202,7 +202,7 @@ class Run:
 
     def __init__(self, data: NodeData, config: Config, seed: int):
         self.start = now()
-        self.config, self.data = config, stored(data, config).to(config.device)
+        self.config, self.data = config, stored(data, config)
         self.strategy = strategy(self.data)
         if not self.strategy.total(float(self.data.val_mask.sum()))[0]:
             raise InputError("`val_mask` must name at least one node, which decides the best epoch, got none")

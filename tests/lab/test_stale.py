@@ -115,3 +115,17 @@ def test_bad_input(data):
         Stale("vr", net, graph, data)
     with pytest.raises(adahop.InputError, match="`beta` must be"):
         Stale("lmc", net, graph, data, beta=2.0)
+
+
+@pytest.mark.parametrize("kind", stale.KINDS)
+def test_on_a_device(data, kind):
+    """All state lies where the graph does; the losses are the CPU's."""
+    pytest.importorskip("triton")
+    from pretended_cuda import pretended_cuda
+
+    options = {"hidden": 8, "epochs": 2, "batch_size": 64, "dropout": 0.0}
+    here, _ = stale.fit(data, Config(**options), kind, clusters=False)
+    with pretended_cuda():
+        there, trainer = stale.fit(data, Config(**options, device="cuda", tf32=False), kind, clusters=False)
+        assert trainer.inputs[1].value.is_cuda and trainer.scratch.is_cuda and not data.x.is_cuda
+    assert [row["loss"] for row in there.history] == pytest.approx([row["loss"] for row in here.history], rel=1e-3)

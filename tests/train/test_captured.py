@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from adahop import capture, fit, ops
+from adahop import capture, fit, load, ops
 from adahop.config import Config
+from adahop.diagnostics import Probe
 from adahop.methods import METHODS
 from adahop.run import Run
 from conftest import messy_graph, toy_data
@@ -217,3 +218,11 @@ def test_a_run(cuda, name):
     data.to = lambda device: moved(data, device)
     result = fit(data, sizes=sizes, device="cuda", **options)
     assert result.epochs >= 2 and 0.2 < result.history[-1]["loss"] < 2
+
+
+def test_the_data_that_is_given_stays_where_it_is(cuda):
+    data = load("planted:120,700,8,3,signal=0.6")
+    probe = Probe(data, nodes=20, every=2, repeats=2)
+    result = fit(data, method="bs", sizes=(2, 2), epochs=2, hidden=8, batch_size=32, device="cuda", probe=probe)
+    assert probe.rows and next(result.model.parameters()).is_cuda
+    assert data.x.is_cpu and data.y.is_cpu and data.train_mask.is_cpu and data.graph.indptr.is_cpu

@@ -60,7 +60,7 @@ def part_of(graph: Graph, nodes: Tensor, scratch: Tensor, reverse: Graph | None 
 
 def _edges(graph: Graph, n_id: Tensor, rows: Tensor, scratch: Tensor) -> Block:
     ptr, pos, src = induced(graph.edges, n_id, rows, scratch)
-    one = torch.ones(pos.numel())
+    one = torch.ones(pos.numel(), device=pos.device)
     weight = one if graph.weight is None else graph.weight[pos]
     edge_index = torch.stack([src, expand(ptr, pos.numel())])
     return Block(n_id, rows.numel(), edge_index, pos, weight, one, one, ptr, pos, target=rows)
@@ -80,9 +80,9 @@ class Stale:
         self.model, self.graph, self.data = model, graph, data
         ends = torch.stack([graph.dst(), graph.indices.long()])
         self.reverse = Graph.from_edge_index(ends, num_nodes=graph.num_nodes) if kind == "lmc" else None
-        self.scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+        self.scratch = torch.full((graph.num_nodes,), -1, dtype=torch.int32, device=graph.device)
         layers = range(1, len(model.convs))
-        self.inputs = {layer: History(graph.num_nodes, model.widths[layer]) for layer in layers}
+        self.inputs = {layer: self._history(model.widths[layer]) for layer in layers}
         for layer, history in self.inputs.items():
             history.value.copy_(model.inference(graph, data.x, until=layer))
         self.gradients: dict[int, History] = {}  # of the mean loss, at the sum of a layer; 0 before a node was met
@@ -146,17 +146,20 @@ class Stale:
 
     def kept(self, layer: int, width: int) -> History:
         if layer not in self.gradients:
-            self.gradients[layer] = History(self.graph.num_nodes, width)
+            self.gradients[layer] = self._history(width)
         return self.gradients[layer]
+
+    def _history(self, width: int) -> History:
+        return History(self.graph.num_nodes, width).to(self.graph.device)
 
 
 def parts(graph: Graph, many: int, clusters: bool, seed: int) -> Callable[[int], Iterator[Tensor]]:
     """The parts of an epoch by its number: METIS clusters in random order, or random nodes."""
-    label = partition(graph, many) if clusters else None
+    label = partition(graph.to("cpu"), many).to(graph.device) if clusters else None
 
     def epoch(number: int) -> Iterator[Tensor]:
         key = random.key(seed, number)
-        everyone = torch.arange(graph.num_nodes)
+        everyone = torch.arange(graph.num_nodes, device=graph.device)
         if label is None:
             yield from random.shuffled(everyone, key).tensor_split(many)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -169,13 +170,15 @@ class Probe:
         count(repeats, 1, "repeats")
         self.options: dict[str, Any] = {"repeats": repeats, "seed": seed, "against": against, "gradient": gradient}
         self.rows: list[dict[str, Any]] = []
+        self.there: LabelledData | None = None  # the data on the sampler's device
         self.write = function(write, "write")
 
     def __call__(self, step: int, model: GNN, sampler: Sampler) -> None:
         if step not in self.at and not (self.every and step % self.every == 0):
             return
-        data = self.data.to(sampler.graph.device)
-        for row in variance(model, sampler, data, nodes=self.nodes, **self.options):
+        if self.there is None or self.there.train_mask.device != sampler.graph.device:
+            self.there = copy.copy(self.data).to(sampler.graph.device)
+        for row in variance(model, sampler, self.there, nodes=self.nodes, **self.options):
             self.rows.append({"step": step, **row})
             if self.write is not None:
                 self.write(self.rows[-1])
