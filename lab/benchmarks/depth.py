@@ -18,19 +18,19 @@ from itertools import product
 from pathlib import Path
 
 from adahop.config import Config
-from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Cell, Lines, Row, count_seconds, run_cells
+from adahop_lab.candidates import CANDIDATES, NAMES, TUNING, Entry, Lines, Row, count_seconds, run_entries
 
 WAYS = ("adahop, k = 2", "uniform, k = 2", "GAS", "LMC")
 
 
-def cells(said: argparse.Namespace) -> list[Cell]:
+def entries(said: argparse.Namespace) -> list[Entry]:
     out = []
     for graph, layers, size in product(said.graphs.split(","), said.depths.split(","), said.batches.split(",")):
         base = Config(
             sizes=(2,) * int(layers), hidden=64, epochs=said.epochs, batch_size=int(size), device=said.device,
             arch=said.arch,
         )  # fmt: skip
-        out += [Cell(str(said.data / f"{graph}.npz"), CANDIDATES[name], base) for name in WAYS]
+        out += [Entry(str(said.data / f"{graph}.npz"), CANDIDATES[name], base) for name in WAYS]
     return out
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         parser.error("--data must be a folder of .npz files, got none")
     count_seconds(said.clock)
     lines = Lines(said.out, NAMES)
-    run_cells(lines, cells(said), range(said.runs), TUNING[:1], jobs=said.processes, seconds=said.seconds)
+    run_entries(lines, entries(said), range(said.runs), TUNING[:1], jobs=said.processes, seconds=said.seconds)
 
 
 if __name__ == "__main__":

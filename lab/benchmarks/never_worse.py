@@ -17,7 +17,7 @@ from pathlib import Path
 
 from adahop.config import Config
 from adahop.datasets import load
-from adahop_lab.candidates import NAMES, TUNING, Cell, Lines, Row, chosen, count_seconds, run_cells
+from adahop_lab.candidates import NAMES, TUNING, Entry, Lines, Row, chosen, count_seconds, run_entries
 from adahop_lab.experiments.stats import SURE, paired
 
 OURS = {"adahop, k = 2": 0.008, "adahop, k = 5": 0.004}  # and the loss that is allowed
@@ -37,9 +37,9 @@ def one_relation(path: Path) -> bool:
         return False
 
 
-def cells(folder: Path, device: str, wanted: str | None, arms: str) -> list[Cell]:
+def entries(folder: Path, device: str, wanted: str | None, arms: str) -> list[Entry]:
     base = Config(hidden=64, epochs=40, batch_size=256, device=device)
-    return [Cell(str(folder / f"{graph}.npz"), way, base) for graph in graphs(folder, wanted) for way in chosen(arms)]
+    return [Entry(str(folder / f"{graph}.npz"), way, base) for graph in graphs(folder, wanted) for way in chosen(arms)]
 
 
 def scores(rows: list[Row]) -> dict[tuple[str, str], dict[int, float]]:
@@ -96,8 +96,8 @@ def main() -> None:
     if said.data is None:
         parser.error("--data must be a folder of .npz files, got none")
     count_seconds(said.clock)
-    todo = cells(said.data, said.device, said.graphs, said.arms)
-    run_cells(Lines(said.out[0], NAMES), todo, range(said.runs), jobs=said.processes, seconds=said.seconds)
+    todo = entries(said.data, said.device, said.graphs, said.arms)
+    run_entries(Lines(said.out[0], NAMES), todo, range(said.runs), jobs=said.processes, seconds=said.seconds)
 
 
 if __name__ == "__main__":

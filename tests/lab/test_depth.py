@@ -29,10 +29,12 @@ def test_every_way_at_three_layers(script, tmp_path, monkeypatch, capsys, arch):
     monkeypatch.setattr(candidates, "GRID", candidates.GRID[-1:])
     said = SimpleNamespace(data=Path(), graphs="planted", depths="3", batches="64", epochs=1, runs=1, device="cpu")
     lines, said.arch = script.Lines(tmp_path / "depth.jsonl", script.NAMES), arch
-    assert script.run_cells(lines, script.cells(said), range(1), candidates.TUNING[:1])
+    assert script.run_entries(lines, script.entries(said), range(1), candidates.TUNING[:1])
     rows = list(lines.rows.values())
     assert capsys.readouterr().out.count("planted ") == len(rows) == 2 * len(script.WAYS)
-    assert script.run_cells(lines, script.cells(said), range(1), candidates.TUNING[:1]) and len(lines.rows) == len(rows)
+    assert script.run_entries(lines, script.entries(said), range(1), candidates.TUNING[:1]) and len(lines.rows) == len(
+        rows
+    )
     (line,) = script.table(rows)[2:]
     assert line.startswith("| planted | 3 | 64 |") and line.count(" ms)") == len(script.WAYS)
     assert "–" in script.table([row for row in rows if row["candidate"] != "GAS"])[2]

@@ -92,24 +92,24 @@ def test_bad_input():
         chosen("uniform")
 
 
-def test_cells_in_processes_go_on_where_they_stopped(tmp_path, monkeypatch):
+def test_entries_in_processes_go_on_where_they_stopped(tmp_path, monkeypatch):
     """A run that fails is told of and left out; one more call runs what is missing, and nothing twice."""
     monkeypatch.setattr(candidates, "GRID", GRID[:2])
     made, broken = [], {0}
 
-    def fake(cell, point, seed):
+    def fake(entry, point, seed):
         made.append((point["lr"], point["dropout"], seed))
         if seed in broken:
             raise RuntimeError("out of memory")
-        named = candidates.name_of(cell.dataset, cell.candidate, cell.base, point, seed)
+        named = candidates.name_of(entry.dataset, entry.candidate, entry.base, point, seed)
         return {**named, "val": 1.0 - point["dropout"], "seconds": 0.0}
 
     monkeypatch.setattr(candidates, "_run", fake)
-    cell = candidates.Cell("folder/toy.npz", CANDIDATES["RNS"], Config())
+    entry = candidates.Entry("folder/toy.npz", CANDIDATES["RNS"], Config())
     lines = Lines(tmp_path / "rows.jsonl", NAMES)
-    assert not candidates.run_cells(lines, [cell], range(2), (1000,))
+    assert not candidates.run_entries(lines, [entry], range(2), (1000,))
     assert made == [(0.001, 0.0, 1000), (0.001, 0.5, 1000), (0.001, 0.0, 0), (0.001, 0.0, 1)]
     broken.clear()
-    assert candidates.run_cells(Lines(tmp_path / "rows.jsonl", NAMES), [cell], range(2), (1000,))
+    assert candidates.run_entries(Lines(tmp_path / "rows.jsonl", NAMES), [entry], range(2), (1000,))
     assert made[4:] == [(0.001, 0.0, 0)]
-    assert not candidates.run_cells(Lines(tmp_path / "none.jsonl", NAMES), [cell], range(2), (1000,), seconds=-1)
+    assert not candidates.run_entries(Lines(tmp_path / "none.jsonl", NAMES), [entry], range(2), (1000,), seconds=-1)

@@ -167,7 +167,7 @@ def tuned(
 # --- many of them at a time ------------------------------------------------------------------------------------------
 
 
-class Cell(NamedTuple):
+class Entry(NamedTuple):
     """A candidate on a data set: tuned, and then run with the seeds that count."""
 
     path: str
@@ -184,8 +184,8 @@ def _loaded(path: str) -> NodeData:
     return load(path)
 
 
-def _run(cell: Cell, point: Row, seed: int) -> Row:
-    return run(cell.dataset, _loaded(cell.path), cell.candidate, cell.base, point, seed)
+def _run(entry: Entry, point: Row, seed: int) -> Row:
+    return run(entry.dataset, _loaded(entry.path), entry.candidate, entry.base, point, seed)
 
 
 class Here(Executor):
@@ -200,47 +200,47 @@ class Here(Executor):
         return job
 
 
-def run_cells(
-    lines: Lines, cells: list[Cell], seeds: Iterable[int], tuning: Iterable[int] = TUNING, jobs: int = 0,
+def run_entries(
+    lines: Lines, entries: list[Entry], seeds: Iterable[int], tuning: Iterable[int] = TUNING, jobs: int = 0,
     seconds: float = float("inf"),
 ) -> bool:  # fmt: skip
-    """Tune and run cells in `jobs` processes (0: in this one), earlier cells first; whether all is done.
+    """Tune and run entries in `jobs` processes (0: in this one), earlier entries first; whether all is done.
 
-    A cell's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that fail
+    A entry's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that fail
     are told of and left out. Processes share the machine, so seconds of these rows say little.
     """
     seeds, tuning = list(seeds), list(tuning)
 
-    def missing(cell: Cell) -> list[tuple[Cell, Row, int]]:
-        """The runs of a cell that can begin: all of its tuning, or then those that count."""
+    def missing(entry: Entry) -> list[tuple[Entry, Row, int]]:
+        """The runs of a entry that can begin: all of its tuning, or then those that count."""
 
         def kept(point: Row, seed: int) -> Row | None:
-            return lines.rows.get(lines.key(name_of(cell.dataset, cell.candidate, cell.base, point, seed)))
+            return lines.rows.get(lines.key(name_of(entry.dataset, entry.candidate, entry.base, point, seed)))
 
-        first = [(cell, point, seed) for seed in tuning for point in GRID if kept(point, seed) is None]
+        first = [(entry, point, seed) for seed in tuning for point in GRID if kept(point, seed) is None]
         if first:
             return first
         best = max(GRID, key=lambda point: statistics.fmean((kept(point, s) or {})["val"] for s in tuning))
-        return [(cell, best, seed) for seed in seeds if kept(best, seed) is None]
+        return [(entry, best, seed) for seed in seeds if kept(best, seed) is None]
 
-    def key(task: tuple[Cell, Row, int]) -> tuple[Any, ...]:
-        cell, point, seed = task
-        return lines.key(name_of(cell.dataset, cell.candidate, cell.base, point, seed))
+    def key(task: tuple[Entry, Row, int]) -> tuple[Any, ...]:
+        entry, point, seed = task
+        return lines.key(name_of(entry.dataset, entry.candidate, entry.base, point, seed))
 
     begun: set[tuple[Any, ...]] = set()
-    at_work: dict[Future[Row], tuple[Cell, Row, int]] = {}
+    at_work: dict[Future[Row], tuple[Entry, Row, int]] = {}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs else Here() as pool:
         while True:
             late = time.monotonic() - lines.began > seconds
-            todo = [] if late else [task for cell in cells for task in missing(cell) if key(task) not in begun]
+            todo = [] if late else [task for entry in entries for task in missing(entry) if key(task) not in begun]
             for task in todo[: max(jobs, 1) - len(at_work)]:
                 begun.add(key(task))
                 at_work[pool.submit(_run, *task)] = task
             if not at_work:
-                return not any(missing(cell) for cell in cells)
+                return not any(missing(entry) for entry in entries)
             for job in wait(at_work, return_when=FIRST_COMPLETED).done:
-                cell, point, seed = at_work.pop(job)
-                said = f"{cell.dataset} {cell.candidate.name} {point} {seed}"
+                entry, point, seed = at_work.pop(job)
+                said = f"{entry.dataset} {entry.candidate.name} {point} {seed}"
                 if (error := job.exception()) is not None:
                     print(f"{said}: failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
                     continue
