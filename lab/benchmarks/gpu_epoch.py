@@ -1,7 +1,7 @@
 """What one GPU does: kernels, epochs of a Reddit-size graph, growth with batch and degree, accuracy, peers; epochs of a
 typed graph of ogbn-mag's size.
 
-    python lab/benchmarks/gpu_epoch.py --parts kernels,epochs,growth,accuracy,methods,peers --out results.json
+    python lab/benchmarks/gpu_epoch.py --parts kernels,epochs,growth,million,accuracy,methods,peers --out results.json
     python lab/benchmarks/gpu_epoch.py --parts typed --out typed.json
 
 Parts are independent: one that fails leaves its traceback in the file and the others run. The typed part runs without a
@@ -65,16 +65,16 @@ def reddit_like(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Graph:
     return Graph(indptr, source, None, None, indptr[:-1].clone())
 
 
-def as_data(graph: Graph, seed: int = 0) -> Any:
+def as_data(graph: Graph, seed: int = 0, width: int = WIDTH, train: int = TRAIN) -> Any:
     g = torch.Generator(DEV).manual_seed(seed)
     n = graph.num_nodes
     order = torch.randperm(n, device=DEV, generator=g)
     masks = [torch.zeros(n, dtype=torch.bool, device=DEV) for _ in range(3)]
-    cuts = (0, min(TRAIN, int(0.66 * n) + 1), int(0.76 * n), n)
+    cuts = (0, min(train, int(0.66 * n) + 1), int(0.76 * n), n)
     for mask, a, b in zip(masks, cuts[:-1], cuts[1:], strict=True):
         mask[order[a:b]] = True
     data = SimpleNamespace(
-        graph=graph, x=torch.randn(n, WIDTH, device=DEV, generator=g), metric="accuracy", name="reddit-like",
+        graph=graph, x=torch.randn(n, width, device=DEV, generator=g), metric="accuracy", name="reddit-like",
         y=torch.randint(CLASSES, (n,), device=DEV, generator=g), classes=CLASSES,
         train_mask=masks[0], val_mask=masks[1], test_mask=masks[2],
     )  # fmt: skip
@@ -333,6 +333,18 @@ def growth(data: Dataset) -> dict[str, Any]:
     return out
 
 
+def million() -> dict[str, Any]:
+    """A million nodes of 50 neighbours, 100 features, 600,000 of them to train on."""
+    data, out = as_data(reddit_like(1_000_000, 50_000_000), width=100, train=600_000), {}
+    for method in ("graphsage", "bs", "bs.m", "adahop"):
+        options = {"method": method, "arch": "plain", "half": True}
+        out[method] = part(lambda: epoch_seconds(data, True, profile=PROFILE, warm=1, timed=3, **options))  # noqa: B023
+        note(method, out[method])
+        RESULT["million"] = out
+        save()
+    return out
+
+
 # --- a typed graph ---------------------------------------------------------------------------------------------------
 
 PAPERS, AUTHORS, INSTITUTIONS, FIELDS = 736_389, 1_134_649, 8_740, 59_965
@@ -544,7 +556,7 @@ def main(words: list[str] | None = None) -> None:
         RESULT["graph"] = f"{data.graph.num_nodes} nodes, {data.graph.num_edges} edges, {WIDTH} features"
     todo = {
         "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),
-        "growth": lambda: growth(data),
+        "growth": lambda: growth(data), "million": million,
         "peers": lambda: peers(data), "cached": lambda: cached(data), "methods": methods,
         "accuracy": lambda: accuracy(Path(given.data), given.device), "typed": lambda: typed(given.share, given.only),
     }  # fmt: skip
