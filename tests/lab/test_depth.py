@@ -32,9 +32,8 @@ def test_every_way_at_three_layers(script, tmp_path, monkeypatch, capsys, arch):
     assert script.run_entries(lines, script.entries(said), range(1), candidates.TUNING[:1])
     rows = list(lines.rows.values())
     assert capsys.readouterr().out.count("planted ") == len(rows) == 2 * len(script.WAYS)
-    assert script.run_entries(lines, script.entries(said), range(1), candidates.TUNING[:1]) and len(lines.rows) == len(
-        rows
-    )
+    assert script.run_entries(lines, script.entries(said), range(1), candidates.TUNING[:1])
+    assert len(lines.rows) == len(rows)
     (line,) = script.table(rows)[2:]
     assert line.startswith("| planted | 3 | 64 |") and line.count(" ms)") == len(script.WAYS)
     assert "–" in script.table([row for row in rows if row["candidate"] != "GAS"])[2]
