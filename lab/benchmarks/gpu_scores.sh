@@ -15,6 +15,8 @@ export CUDA_MPS_PIPE_DIRECTORY=/tmp/adahop-mps CUDA_MPS_LOG_DIRECTORY=/tmp/adaho
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
 nvidia-cuda-mps-control -d > "$out/mps.log" 2>&1 || echo "processes take turns on the GPU"
 
+others="labor, k = 10; DropEdge; GAS; LMC"
+
 job() { # job NAME SCRIPT OPTIONS...
     local name=$1
     shift
@@ -24,9 +26,12 @@ job() { # job NAME SCRIPT OPTIONS...
 job never_worse_gpu never_worse.py --data "$data" --device cuda --graphs "$graphs" --processes "${NEVER_WORSE:-9}" --seconds "$seconds"
 job depth_gpu depth.py --data "$data" --device cuda --graphs amazon_computers --processes "${DEPTH:-2}" --seconds "$seconds"
 job typed_scores_gpu typed_scores.py planted --models hgt --device cuda --processes "${TYPED:-2}" --seconds "$seconds"
+job repeated_splits_gpu repeated_splits.py "$data/pubmed.npz" --device cuda --processes "${SPLITS:-2}"
+job tuned_gpu never_worse.py --data "$data" --device cuda --graphs cora,tolokers,amazon_computers --runs 0 \
+    --arms "$others" --processes "${TUNED_GPU:-1}" --seconds "$seconds"
 job typed_pyg typed_pyg.py --data "$data" --processes "${PYG:-2}" --minutes "$((seconds / 60))"
 job tuned_cpu never_worse.py --data "$data" --graphs cora,tolokers,fb100_johnshopkins55 --runs 0 \
-    --arms "labor, k = 10; full batch; DropEdge; GAS; LMC" --processes "${TUNED:-2}" --seconds "$seconds"
+    --arms "full batch; $others" --processes "${TUNED:-2}" --seconds "$seconds"
 wait
 echo quit | nvidia-cuda-mps-control > /dev/null 2>&1
 wc -l "$out"/*.jsonl

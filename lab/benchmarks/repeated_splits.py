@@ -11,10 +11,10 @@ part in that, and only the chosen candidate's test scores are computed. Runs tha
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,19 +46,18 @@ def split_anew(data: NodeData, seed: int) -> NodeData:
     val, train = (
         torch.zeros_like(data.train_mask).index_fill_(0, part, True) for part in both.tensor_split([len(both) // 5])
     )
-    found = {k: getattr(data, k) for k in ("graph", "x", "y", "classes", "metric")}
-    out = SimpleNamespace(**found, val_mask=val, train_mask=train, test_mask=val)
-    out.to = lambda device: out
+    out: Any = copy.copy(data)
+    out.val_mask, out.train_mask, out.test_mask = val, train, val
     return out
 
 
-def train(task: Task, folder: str) -> Row:
+def train(task: Task, folder: str, device: str = "cpu") -> Row:
     torch.set_num_threads(1)
     graph, model, hidden, dropout, seed = task
     data: NodeData = adahop.load(str(Path(folder) / graph))
     if seed >= TRIAL:
         data = split_anew(data, seed)
-    config = Config(**{**COMMON, **MODELS[model]}, hidden=hidden, dropout=dropout)
+    config = Config(**{**COMMON, **MODELS[model]}, hidden=hidden, dropout=dropout, device=device)
     result = adahop.fit(data, config, seed=seed)
     row = {**dict(zip(NAMES, task, strict=True)), "val": result.val, "noise": result.noise, "seconds": result.seconds}
     return row if seed >= TRIAL else {**row, "test": result.test}
@@ -92,6 +91,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/repeated_splits.jsonl")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     said = parser.parse_args()
@@ -102,11 +102,11 @@ def main() -> None:
     if said.graph is None:
         parser.error("a graph must be given, like pubmed.npz")
     name, folder = said.graph.name, str(said.graph.parent)
-    seeds = range(TRIAL, TRIAL + said.splits)
-    lines.fill(((name, *c, s) for s, *c in product(seeds, MODELS, HIDDEN, DROPOUT)), train, folder, jobs=said.processes)
+    given, seeds = (folder, said.device), range(TRIAL, TRIAL + said.splits)
+    lines.fill(((name, *c, s) for s, *c in product(seeds, MODELS, HIDDEN, DROPOUT)), train, *given, jobs=said.processes)
     chosen = best(list(lines.rows.values()), name)
     print("chosen:", *chosen, flush=True)
-    lines.fill(((name, *chosen, s) for s in range(said.seeds)), train, folder, jobs=said.processes)
+    lines.fill(((name, *chosen, s) for s in range(said.seeds)), train, *given, jobs=said.processes)
 
 
 if __name__ == "__main__":
