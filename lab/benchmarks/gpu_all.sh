@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # All that a GPU has to show, most important first, in less than nine minutes:
 #   lab/benchmarks/gpu_all.sh FOLDER            a log and, where the job writes one, a JSON file per job; jobs.jsonl: how each ended
-#   lab/benchmarks/gpu_all.sh FOLDER JOB...     these jobs alone, like tests_steps or typed
+#   lab/benchmarks/gpu_all.sh FOLDER JOB...     these jobs alone, like tests or typed
 #   SECONDS_IN_ALL=520 PYTHON=python3
 #   PACK=results.tgz        all of FOLDER in one file, written again after every job
 #   PACKAGES=.packages      a folder of Python packages for a machine without pytest or the like, made where there is an index by
-#                           pip install --no-deps --target .packages pytest pluggy iniconfig pygments packaging rich
-#                           markdown-it-py mdurl shellingham typing_extensions typer==0.16.1 click==8.1.8
+#                           pip install --no-deps --target .packages pytest pytest-xdist execnet pluggy iniconfig pygments
+#                           packaging rich markdown-it-py mdurl shellingham typing_extensions typer==0.16.1 click==8.1.8
+#   WORKERS=14              processes of the tests, where pytest-xdist is there: kernels are compiled by the host
 # A job that fails or runs past its time is noted with the end of its log, and the next one runs, in a process of its own, since
 # nothing works any more in a process whose kernel failed. Nothing needs to be installed. Kernels are kept from call to call.
 set -uo pipefail
@@ -23,7 +24,7 @@ packages=$(cd "$here" && realpath -m "${PACKAGES:-.packages}")
 limit=${SECONDS_IN_ALL:-520}
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/adahop-kernels} PYTHONUNBUFFERED=1
 export PYTHONPATH=$PWD/src:$PWD/lab/src${PYTHONPATH:+:$PYTHONPATH}
-"$python" -c "import pytest, typer, rich" 2> /dev/null || export PYTHONPATH=$PYTHONPATH:$packages
+"$python" -c "import pytest, typer, rich, xdist" 2> /dev/null || export PYTHONPATH=$PYTHONPATH:$packages
 : >> "$out/jobs.jsonl"
 
 job() { # job NAME SECONDS COMMAND...
@@ -37,13 +38,14 @@ job() { # job NAME SECONDS COMMAND...
     fi
     echo "{\"job\": \"$name\", \"exit\": \"$code\", \"seconds\": $((SECONDS - began))}" | tee -a "$out/jobs.jsonl"
     [[ $code == 0 || $code == skipped ]] || tail -n 12 "$out/$name.log" | cut -c 1-160
-    [[ -z $pack ]] || { tar czf "$pack.new" -C "$out" . && mv "$pack.new" "$pack"; }
+    [[ -z $pack || $name == *_beside ]] || { tar czf "$pack.new" -C "$out" . && mv "$pack.new" "$pack"; }
 }
 
 tests() { # tests NAME SECONDS FILE OPTIONS...
-    local name=$1 most=$2
+    local name=$1 most=$2 workers=()
     shift 2
-    job "$name" "$most" "$python" -m pytest -vv --tb=short -p no:cacheprovider --durations=20 "$@"
+    "$python" -c "import xdist" 2> /dev/null && workers=(-n "${WORKERS:-14}")
+    job "$name" "$most" "$python" -m pytest -vv --tb=short -p no:cacheprovider --durations=40 "${workers[@]}" "$@"
 }
 
 epoch() { # epoch NAME SECONDS PARTS OPTIONS...
@@ -65,15 +67,13 @@ for name in 'torch triton numba numpy scipy torch_geometric pytest hypothesis ty
         print(name, getattr(importlib.import_module(name), '__version__', '?'))
     except Exception as e:
         print(name, 'CANNOT BE IMPORTED:', e)"
-tests tests_kernels 100 tests/ops/test_gpu.py -k "not captured and not steps and not every_method"
-tests tests_steps 120 tests/ops/test_gpu.py -k "captured or steps"
-tests tests_pyg 60 tests/pyg/test_pyg_device.py tests/pyg/test_pyg_snapshot.py -k gpu
-job fingerprints 40 "$python" tests/fingerprints.py --cuda
-epoch typed 110 typed
-epoch epochs 75 epochs --only "gcn uniform,gcn bs,gcn adahop,gat bs"
+job fingerprints_beside 60 "$python" tests/fingerprints.py --cuda &
+tests tests 200 tests/ops/test_gpu.py tests/pyg/test_pyg_device.py tests/pyg/test_pyg_snapshot.py -k "not test_pyg_snapshot or gpu"
+wait
+epoch epochs 90 epochs --profile --only "gcn uniform,gcn bs,gcn adahop,gat bs"
+epoch typed 110 typed --profile
 pyg pyg_device 80 device
 job setup 45 "$python" -c "from adahop_lab.cli.bench import bench; bench()" setup --device cuda --graph synthetic:100000,2000000,100,10
-tests tests_methods 90 tests/ops/test_gpu.py -k every_method
 epoch kernels 40 kernels,cached
 epoch methods 60 methods
 epoch growth 60 growth

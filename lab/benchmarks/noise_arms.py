@@ -26,6 +26,14 @@ import adahop
 from adahop.config import Config
 from adahop_lab.rows import Lines, Row, markdown
 
+# looked at only when the number of draws of the race's uniform arm had been narrowed down on the others
+LATER = {
+    "texts, degree 25": "texts:4000,100000,1000,6,signal=0.4,seed=11",
+    "texts, degree 25, told": "texts:4000,100000,1000,6,signal=0.4,told=0.6,seed=12",
+    "texts, degree 50": "texts:4000,200000,1000,6,signal=0.3,seed=13",
+    "texts, degree 50, told": "texts:4000,200000,1000,6,signal=0.3,told=0.6,seed=14",
+    "homophily, degree 50": "planted:3000,150000,300,7,signal=0.75,own=0.8,strength=5,train=0.4,seed=15",
+}
 GRAPHS = {
     "dense": "planted:4000,160000,32,2,signal=0.12,own=0.3,strength=1.5,train=0.5,seed=1",
     "wrong labels": "planted:4000,60000,100,5,signal=0.35,own=0.5,strength=3,train=0.5,wrong=0.15,seed=3",
@@ -37,6 +45,7 @@ GRAPHS = {
     "texts, few": "texts:3000,18000,600,5,train=0.1,seed=4",
     "texts, dense": "texts:4000,130000,1000,6,signal=0.4,seed=6",
     "texts, dense, told": "texts:4000,130000,1000,6,signal=0.4,told=0.6,seed=7",
+    **LATER,
 }
 ARMS: dict[str, dict[str, Any]] = {
     "noise 0": {"noise": 0.0},
@@ -50,6 +59,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "noise 0, average": {"noise": 0.0, "average": 0.9},
     "uniform, average": {"method": "graphsage", "average": 0.9},
 }
+RACED = ("noise 0", "uniform", "uniform 5", "uniform 10")
 RATES, SEEDS, EPOCHS = (0.003, 0.01), (0, 1, 2), 40
 NAMES = ("graph", "arm", "lr", "seed")
 RULES: dict[str, Callable[[list[float]], float]] = {
@@ -109,7 +119,7 @@ def main() -> None:
     said = parser.parse_args()
     lines = Lines(said.out, NAMES)
     if not said.table:
-        tasks = [(g, a, lr, s) for s in SEEDS for g in GRAPHS for a in ARMS for lr in RATES]
+        tasks = [(g, a, lr, s) for s in SEEDS for g in GRAPHS for a in ARMS if g not in LATER or a in RACED for lr in RATES]
         lines.fill(tasks, train, jobs=said.processes)
     rows = list(lines.rows.values())
     print(scores(rows), choices(rows), sep="\n\n")

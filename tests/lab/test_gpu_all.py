@@ -50,8 +50,8 @@ def test_a_job_that_fails_stops_no_other_and_all_comes_back_in_one_file(tmp_path
 
 
 def test_some_jobs_on_a_machine_without_packages(tmp_path):
-    ended, _ = run(tmp_path, "setup", "fingerprints", LACKS="1", PACKAGES="mine")
-    assert ended == {"fingerprints": "0", "setup": "0"}
+    ended, _ = run(tmp_path, "setup", "fingerprints_beside", LACKS="1", PACKAGES="mine")
+    assert ended == {"fingerprints_beside": "0", "setup": "0"}
     log = (tmp_path / "out" / "setup.log").read_text()
     assert "-m adahop bench" not in log and log.splitlines()[-1].endswith(f":{tmp_path / 'mine'}")
     assert str(FILE.parents[2] / "lab" / "src") in log
