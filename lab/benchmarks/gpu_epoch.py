@@ -4,8 +4,9 @@ typed graph of ogbn-mag's size.
     python lab/benchmarks/gpu_epoch.py --parts kernels,epochs,growth,million,accuracy,methods,peers --out results.json
     python lab/benchmarks/gpu_epoch.py --parts typed --out typed.json
 
-Parts are independent: one that fails leaves its traceback in the file and the others run. The typed part runs without a
-GPU, too, step by step and on a part of the graph, to see that it would run:
+Parts are independent: one that fails leaves its traceback in the file and the others run. `--share 0.02` takes graphs
+of that part of the size, `--captured` leaves eager epochs out. The typed part runs without a GPU, too, step by step and
+on a part of the graph, to see that it would run:
 
     python lab/benchmarks/gpu_epoch.py --parts typed --device cpu --share 0.002 --out typed.json
 """
@@ -43,12 +44,14 @@ from adahop.run import Run, device_features
 from adahop.samplers.loop import Padded, sample
 from adahop_lab.bench import gpu_epoch
 from adahop_lab.bench.clock import take_turns
+from adahop_lab.process import turn
 
 DEV = "cuda"
 NODES, EDGES, WIDTH, CLASSES, TRAIN = 232_965, 114_000_000, 602, 41, 153_932
 RESULT: dict[str, Any] = {}
 OUT: list[str] = []
 PROFILE = False
+HOW = (True, False)  # captured and eager epochs
 
 
 def reddit_like(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Graph:
@@ -216,13 +219,15 @@ def epoch_seconds(
         torch.cuda.reset_peak_memory_stats()
     with capture.products(config.tf32):
         torch.manual_seed(0)
+        waited = Waited()
         run = Run(data, config, 0)
+        waited.note("run")
         if config.device == "cpu":
             run.padded = Padded.fitted(run.sampler, bare=True, seeds=run.loader.nodes)
             run.features = device_features(run.data.x, run.sampler, config)
         assert run.features is not None, run.unpadded
         steps = capture.DeviceSteps(run, captured)
-        seconds, losses = [], []
+        seconds, losses, setup = [], [], {}
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(warm + timed):
@@ -231,12 +236,15 @@ def epoch_seconds(
                 total = torch.zeros((), device=config.device)
                 for loss, batch in steps:
                     total += loss * batch.batch_size
+                    if not setup:
+                        waited.note("first step")
+                        setup = dict(waited.seconds)
                 steps.finish()
                 seconds.append(time.perf_counter() - began)
                 losses.append(float(total) / len(steps.nodes))
         got = {
             "seconds": statistics.median(seconds[warm:]), "all": seconds, "losses": losses,
-            "captured": len(steps.recorded), "said": [str(w.message) for w in said],
+            "setup": setup, "captured": len(steps.recorded), "said": [str(w.message) for w in said],
             "memory_GB": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
             "options": {k: str(v) for k, v in options.items()},
         }  # fmt: skip
@@ -247,6 +255,24 @@ def epoch_seconds(
         if config.cache is not None:
             got["hit_rate"] = run.features.hit_rate()
         return got
+
+
+class Waited:
+    """Seconds since the last note, by name; the device's work included."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.at = self.now()
+
+    def note(self, name: str) -> None:
+        at = self.now()
+        self.seconds[name], self.at = at - self.at, at
+
+    @staticmethod
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def profiled(steps: Any) -> list[str]:
@@ -298,15 +324,13 @@ EAGER = ("gcn uniform", "gcn bs", "gcn adahop")
 
 def epochs(data: Dataset, only: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name, options in CASES.items():
-        if only and name not in only.split(","):
-            continue
-        for captured in (True, False):
-            label = f"{name} {'captured' if captured else 'eager'}"
-            if not captured and name not in EAGER:
+    for captured in HOW:  # eager epochs come last
+        for name, options in CASES.items():
+            if (only and name not in only.split(",")) or not (captured or name in EAGER):
                 continue
-            timed = 5
-            out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, timed=timed, **options))  # noqa: B023
+            label = f"{name} {'captured' if captured else 'eager'}"
+            with turn():
+                out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, **options))  # noqa: B023
             note(label, out[label])
             RESULT["epochs"] = out
             save()
@@ -333,16 +357,34 @@ def growth(data: Dataset) -> dict[str, Any]:
     return out
 
 
-def million() -> dict[str, Any]:
-    """A million nodes of 50 neighbours, 100 features, 600,000 of them to train on."""
-    data, out = as_data(reddit_like(1_000_000, 50_000_000), width=100, train=600_000), {}
-    for method in ("graphsage", "bs", "bs.m", "adahop"):
+def million(share: float) -> dict[str, Any]:
+    """A million nodes of 50 neighbours, 100 features, 600,000 of them to train on: from the host's memory to epochs.
+
+    `setup` of the second method on is without compiling what the first needed, too.
+    """
+    there = as_data(reddit_like(int(1e6 * share), int(5e7 * share)), width=100, train=int(6e5 * share))
+    data, out = on_host(there), {}
+    del there
+    for method in ("graphsage", "adahop", "bs.m", "bs"):
         options = {"method": method, "arch": "plain", "half": True}
-        out[method] = part(lambda: epoch_seconds(data, True, profile=PROFILE, warm=1, timed=3, **options))  # noqa: B023
+        with turn():
+            out[method] = part(lambda: epoch_seconds(data, HOW[0], profile=PROFILE, warm=1, timed=3, **options))  # noqa: B023
         note(method, out[method])
         RESULT["million"] = out
         save()
     return out
+
+
+def on_host(data: Any) -> Any:
+    """The data as a user has them, in the host's memory."""
+    host = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in vars(data).items()}
+    host["graph"] = data.graph.to("cpu")
+
+    def moved(device: str) -> Any:
+        there = {k: v.to(device) if isinstance(v, torch.Tensor | Graph) else v for k, v in host.items() if k != "to"}
+        return SimpleNamespace(**there, to=lambda _: SimpleNamespace(**there))
+
+    return SimpleNamespace(**{**host, "to": moved})
 
 
 # --- a typed graph ---------------------------------------------------------------------------------------------------
@@ -426,14 +468,15 @@ def typed(share: float, only: str = "") -> dict[str, Any]:
     """rgcn over a graph of ogbn-mag's size: hidden 64, half precision, batch 1,024, sizes 10,10 per relation."""
     data, out = mag_like(share), {}
     RESULT["typed_graph"] = f"{data.graph}, {MAG_WIDTH} features, {int(data.train_mask.sum())} training papers"
-    for captured in (True, False) if DEV != "cpu" else (False,):  # eager epochs take long: they come last
+    for captured in HOW:  # eager epochs take long: they come last
         for name, options in TYPED.items():
             if only and name not in only.split(","):
                 continue
             label = f"{name} {'captured' if captured else 'eager'}"
             given = {"model": "rgcn", "hidden": 64, "half": True, "arch": "plain", "device": DEV, **options}
             times = {"warm": 2, "timed": 5} if captured else {"warm": 1, "timed": 1}
-            out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, **times, **given))  # noqa: B023
+            with turn():
+                out[label] = part(lambda: epoch_seconds(data, captured, profile=PROFILE, **times, **given))  # noqa: B023
             if "edges" in out[label]:
                 out[label]["M_edges_s"] = out[label]["edges"] / out[label]["seconds"] / 1e6
             note(label, out[label])
@@ -521,10 +564,8 @@ def part(f: Any) -> Any:
 
 
 def note(name: str, got: Any) -> None:
-    short = {k: got[k] for k in ("seconds", "mean", "test", "hit_rate", "captured", "edges") if k in got} or str(got)[
-        -400:
-    ]
-    print(name, short, flush=True)
+    told = ("seconds", "setup", "mean", "test", "hit_rate", "captured", "edges", "said")
+    print(name, {k: got[k] for k in told if k in got} or str(got)[-400:], flush=True)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -534,10 +575,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--data", default=os.environ.get("ADAHOP_DATA", "data"))
     parser.add_argument("--device", default=DEV)
     parser.add_argument("--only", default="")
-    parser.add_argument("--share", type=float, default=1.0, help="of the typed graph's full size")
+    parser.add_argument("--share", type=float, default=1.0, help="of the graphs' full size")
+    parser.add_argument("--captured", action="store_true", help="no eager epochs")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args(words)
-    globals().update(DEV=given.device, PROFILE=given.profile)
+    on_gpu = given.device.startswith("cuda")
+    globals().update(DEV=given.device, PROFILE=given.profile, HOW=HOW[: 2 - given.captured] if on_gpu else (False,))
     parts = given.parts.split(",")
     OUT.append(given.out)
     RESULT.update(
@@ -550,13 +593,14 @@ def main(words: list[str] | None = None) -> None:
 
         RESULT["triton"] = triton.__version__
     needs = {"kernels", "epochs", "growth", "peers", "cached"} & set(parts)
-    data = as_data(reddit_like()) if needs else None
-    if data is not None:
-        Graph.hash = lambda self: str(self.indptr.data_ptr())  # type: ignore[method-assign]  # hashing takes seconds here
+    data = None
+    if needs:
+        nodes, edges, train = (int(many * given.share) for many in (NODES, EDGES, TRAIN))
+        data = as_data(reddit_like(nodes, edges), train=train)
         RESULT["graph"] = f"{data.graph.num_nodes} nodes, {data.graph.num_edges} edges, {WIDTH} features"
     todo = {
         "kernels": lambda: kernels(data.graph), "epochs": lambda: epochs(data, given.only),
-        "growth": lambda: growth(data), "million": million,
+        "growth": lambda: growth(data), "million": lambda: million(given.share),
         "peers": lambda: peers(data), "cached": lambda: cached(data), "methods": methods,
         "accuracy": lambda: accuracy(Path(given.data), given.device), "typed": lambda: typed(given.share, given.only),
     }  # fmt: skip

@@ -5,11 +5,12 @@
 
 Residual GCN, hidden 64, 40 epochs, batches of 256, k = 2, rate .003 and .01, three seeds. `noise` 0, .5 and 1 have an
 exact first layer and a dial on the second; "sampled" draws both layers by the learned odds and "uniform" evenly, with
-plain sums; RNS trains on random subgraphs. `average` evaluates a running mean of the weights that keeps .9 per step.
-The table has mean test scores, and how the race's choice between noise 0 and uniform would have ended, had it been made
-from the first epochs of these runs by another rule: `regret` is what the better of the two scored above the chosen one.
+plain sums, two neighbours, 5, 10 or as many as the race draws (`adahop.race.draws`); RNS trains on random subgraphs.
+`average` evaluates a running mean of the weights that keeps .9 per step. The tables have mean test scores, and how the
+race's choice between noise 0 and a uniform arm would have ended, had it been made from the first epochs of these runs:
+`regret` is what the best of noise 0 and all uniform arms scored above the chosen one.
 Graphs, arms and rules were fixed before the first of these runs, after a look at other graphs of the same kinds; dense
-texts and the arms with more uniform draws were added later, before a run of theirs.
+texts and the arms with more uniform draws were added later, before a run of theirs, and `LAST` at the very end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,22 @@ import torch
 
 import adahop
 from adahop.config import Config
+from adahop.race import draws
 from adahop_lab.rows import Lines, Row, markdown
 
-# looked at only when the number of draws of the race's uniform arm had been narrowed down on the others
 LATER = {
     "texts, degree 25": "texts:4000,100000,1000,6,signal=0.4,seed=11",
     "texts, degree 25, told": "texts:4000,100000,1000,6,signal=0.4,told=0.6,seed=12",
     "texts, degree 50": "texts:4000,200000,1000,6,signal=0.3,seed=13",
     "texts, degree 50, told": "texts:4000,200000,1000,6,signal=0.3,told=0.6,seed=14",
     "homophily, degree 50": "planted:3000,150000,300,7,signal=0.75,own=0.8,strength=5,train=0.4,seed=15",
+}
+LAST = {  # run once, when the race's uniform arm had been chosen on the others
+    "texts, degree 16": "texts:4000,64000,1000,6,signal=0.5,seed=21",
+    "texts, degree 16, told": "texts:4000,64000,1000,6,signal=0.5,told=0.6,seed=22",
+    "texts, degree 80, told": "texts:3000,240000,800,5,signal=0.3,told=0.6,seed=23",
+    "homophily, degree 20": "planted:3000,60000,300,7,signal=0.75,own=0.8,strength=5,train=0.4,seed=24",
+    "heterophily, degree 80": "planted:3000,240000,64,4,signal=0.2,own=0.1,shift=1,strength=2,train=0.5,seed=25",
 }
 GRAPHS = {
     "dense": "planted:4000,160000,32,2,signal=0.12,own=0.3,strength=1.5,train=0.5,seed=1",
@@ -46,6 +55,7 @@ GRAPHS = {
     "texts, dense": "texts:4000,130000,1000,6,signal=0.4,seed=6",
     "texts, dense, told": "texts:4000,130000,1000,6,signal=0.4,told=0.6,seed=7",
     **LATER,
+    **LAST,
 }
 ARMS: dict[str, dict[str, Any]] = {
     "noise 0": {"noise": 0.0},
@@ -55,11 +65,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "uniform": {"method": "graphsage"},
     "uniform 5": {"method": "graphsage", "sizes": (5, 5)},
     "uniform 10": {"method": "graphsage", "sizes": (10, 10)},
+    "uniform, a fifth": {"method": "graphsage", "sizes": None},
     "RNS": {"method": "rns"},
     "noise 0, average": {"noise": 0.0, "average": 0.9},
     "uniform, average": {"method": "graphsage", "average": 0.9},
 }
-RACED = ("noise 0", "uniform", "uniform 5", "uniform 10")
+UNIFORM = ("uniform", "uniform 5", "uniform 10", "uniform, a fifth")  # the race takes one of them beside noise 0
 RATES, SEEDS, EPOCHS = (0.003, 0.01), (0, 1, 2), 40
 NAMES = ("graph", "arm", "lr", "seed")
 RULES: dict[str, Callable[[list[float]], float]] = {
@@ -72,8 +83,10 @@ RULES: dict[str, Callable[[list[float]], float]] = {
 def train(task: tuple[str, str, float, int]) -> Row:
     graph, arm, lr, seed = task
     torch.set_num_threads(1)
-    config = Config(**{"hidden": 64, "epochs": EPOCHS, "sizes": (2, 2), "lr": lr, "dropout": 0.0, **ARMS[arm]})
-    result = adahop.fit(adahop.load(GRAPHS[graph]), config, seed=seed)
+    data = adahop.load(GRAPHS[graph])
+    how = {"hidden": 64, "epochs": EPOCHS, "sizes": (2, 2), "lr": lr, "dropout": 0.0, **ARMS[arm]}
+    config = Config(**{**how, "sizes": how["sizes"] or (draws(data.graph),) * 2})
+    result = adahop.fit(data, config, seed=seed)
     history = [round(row["val"], 5) for row in result.history]
     named = dict(zip(NAMES, task, strict=True))
     return {**named, "val": result.val, "test": result.test, "seconds": result.seconds, "history": history}
@@ -91,24 +104,45 @@ def scores(rows: list[Row]) -> str:
     return markdown(["graph", *ARMS], lines)
 
 
+def raced(rows: list[Row], other: str, graph: str, choose: Callable[[Row, Row], Row]) -> list[float]:
+    """Of every rate and seed: how far a race between noise 0 and another arm would have ended below the best arm."""
+    found = {tuple(row[name] for name in NAMES): row for row in rows if row["graph"] == graph}
+    lost = []
+    for lr, seed in product(RATES, SEEDS):
+        arms = {arm: found.get((graph, arm, lr, seed)) for arm in ("noise 0", *UNIFORM)}
+        one, two = arms["noise 0"], arms[other]
+        if one is not None and two is not None:
+            lost.append(max(row["test"] for row in arms.values() if row) - choose(one, two)["test"])
+    return lost
+
+
+def choice(rule: str, end: int, lead: float = 0.0) -> Callable[[Row, Row], Row]:
+    """The second arm, where it is ahead by more than `lead` after so many epochs, of which two were shared."""
+
+    def choose(one: Row, two: Row) -> Row:
+        ahead = RULES[rule](two["history"][2:end]) - RULES[rule](one["history"][2:end])
+        return two if ahead > lead else one
+
+    return choose
+
+
 def choices(rows: list[Row]) -> str:
-    """What each rule would have lost, as Markdown."""
-    found = {tuple(row[name] for name in NAMES): row for row in rows}
+    """What each rule would have lost with the race's own arms, as Markdown."""
     lines = []
-    pairs = [(row, found.get((key[0], "uniform", *key[2:]))) for key, row in found.items() if key[1] == "noise 0"]
-    for name, rule in RULES.items():
-        for end in (6, 12, 16):
-            for lead in (0.0, 0.01):
-                regret = []
-                for one, other in pairs:
-                    if other is not None:
-                        ahead = rule(other["history"][2:end]) - rule(one["history"][2:end])
-                        chosen = other if ahead > lead else one
-                        regret.append(max(one["test"], other["test"]) - chosen["test"])
-                if regret:
-                    lost = f"{statistics.fmean(regret):.4f}", f"{max(regret):.4f}"
-                    lines.append([name, str(end), f"{lead:g}", *lost])
+    for name, end, lead in product(RULES, (6, 12, 16), (0.0, 0.01)):
+        lost = [x for graph in GRAPHS for x in raced(rows, UNIFORM[-1], graph, choice(name, end, lead))]
+        if lost:
+            lines.append([name, str(end), f"{lead:g}", f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}"])
     return markdown(["choice by", "after epoch", "uniform where ahead by", "mean regret", "largest"], lines)
+
+
+def partners(rows: list[Row]) -> str:
+    """What the race would have lost on each graph with each uniform arm beside noise 0, as Markdown."""
+    lines = []
+    for graph in GRAPHS:
+        lost = [raced(rows, other, graph, choice("mean of the best three", 16)) for other in UNIFORM]
+        lines.append([graph, *(f"{statistics.fmean(x):.4f}" if x else "–" for x in lost)])
+    return markdown(["regret", *UNIFORM], lines)
 
 
 def main() -> None:
@@ -119,10 +153,12 @@ def main() -> None:
     said = parser.parse_args()
     lines = Lines(said.out, NAMES)
     if not said.table:
-        tasks = [(g, a, lr, s) for s in SEEDS for g in GRAPHS for a in ARMS if g not in LATER or a in RACED for lr in RATES]
+        some = ("noise 0", *UNIFORM)  # arms of graphs that were added for the race alone
+        arms = {graph: some if graph in LATER or graph in LAST else ARMS for graph in GRAPHS}
+        tasks = [(graph, arm, lr, seed) for seed in SEEDS for graph in GRAPHS for arm in arms[graph] for lr in RATES]
         lines.fill(tasks, train, jobs=said.processes)
     rows = list(lines.rows.values())
-    print(scores(rows), choices(rows), sep="\n\n")
+    print(scores(rows), partners(rows), choices(rows), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from torch_geometric.nn import GraphConv, SAGEConv
 import adahop
 from adahop import ops
 from adahop.pyg import AdaptiveNeighborLoader
+from adahop_lab.process import turn
 
 REDDIT = {"nodes": 232_965, "edges": 110_000_000, "width": 602, "classes": 41, "train": 153_932}
 SMALL = {"nodes": 2_000, "edges": 40_000, "width": 32, "classes": 5, "train": 1_200}
@@ -168,7 +169,8 @@ def main(words: list[str] | None = None) -> list[dict[str, Any]]:
     }  # fmt: skip
     rows = []
     for name in (name for name in WAYS if given.only in name):
-        rows.append({"way": name, **tried(data, size, WAYS[name], given), **about})
+        with turn():
+            rows.append({"way": name, **tried(data, size, WAYS[name], given), **about})
         short = {k: rows[-1][k] for k in ("setup_s", "first_epoch_s", "epoch_s", "hit_rate", "failed") if k in rows[-1]}
         print(name, short, flush=True)
         Path(given.out).write_text(json.dumps(rows, indent=1))

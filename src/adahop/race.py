@@ -2,10 +2,10 @@
 
     2 epochs shared | as the method draws, noise 0 | the same epochs by uniform draws | the better one goes on
 
-Where noise hurts, uniform draws of a few neighbours fall behind by far and at once; where it regularises they are ahead
-by a little, and later. So both run for as long as the cost allows, and the better one is taken however small its lead:
-a wrong choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice is the same
-on any machine, and a run that was stopped chooses as if it had not been.
+Where noise hurts, uniform draws of a part of the neighbours fall behind by far and at once; where it regularises they
+are ahead by a little, and later. So both run for as long as the cost allows, and the better one is taken however small
+its lead: a wrong choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice is
+the same on any machine, and a run that was stopped chooses as if it had not been.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from torch import Tensor
 from adahop.storage import Storage, storage_in
 
 if TYPE_CHECKING:
+    from adahop.graph import Graph
     from adahop.run import Run
 
 UNIFORM = "uniform"  # instead of a level of the dial: every layer is drawn, evenly, and nothing is remembered
-DRAWS = 2  # neighbours of a node that are then drawn per layer
+SHARE, FEWEST, MOST = 5, 2, 10  # one neighbour in so many is then drawn per layer, and no fewer and no more than these
 ARMS = (0.0, UNIFORM)
 SHARED = 2  # epochs before the arms part
 LEAST = 10  # epochs of a run that has a race
@@ -43,6 +44,17 @@ def length(epochs: int, patience: int = 0) -> int:
     """
     surely = min(epochs, patience + 1) if patience else epochs
     return 7 * surely // 20 if surely >= LEAST else 0
+
+
+def draws(graph: Graph) -> int:
+    """Neighbours that the uniform arm draws per node (per row of a typed graph) and layer.
+
+    >>> from adahop.datasets import load
+    >>> [draws(load(f"synthetic:100,{edges},4,2").graph) for edges in (400, 2500, 9000)]
+    [2, 5, 10]
+    """
+    degree = graph.num_edges / max(graph.num_rows, 1)
+    return min(max(round(degree / SHARE), FEWEST), MOST)
 
 
 @dataclass
@@ -80,7 +92,8 @@ class Arm:
 class Race:
     """The running arm, and what the other has reached. `judged` is called after every epoch and moves the run on."""
 
-    def __init__(self, epochs: int):
+    def __init__(self, epochs: int, draws: int):
+        self.draws = draws  # of the uniform arm
         self.ends = (SHARED, SHARED + epochs)  # the epochs at which the arms part, and at which each ends
         self.arms = [Arm(noise) for noise in ARMS]
         self.turn = -1  # which arm runs; -1: both do
@@ -121,7 +134,7 @@ class Race:
             return
         self.table = [arm.row(first) for arm in self.arms]
         ahead, self.over = second.ahead_of(first), True
-        self.why = _sentence(ahead, second.error(first))
+        self.why = _sentence(ahead, second.error(first), self.draws)
         if ahead <= 0:
             assert first.state is not None
             self.turn = 0
@@ -145,12 +158,12 @@ class Race:
         self.arms = [Arm(**a) for a in state["arms"]]
 
 
-def _sentence(ahead: float, error: float) -> str:
+def _sentence(ahead: float, error: float, draws: int) -> str:
     """The choice and why: by how much uniform draws are ahead on validation."""
     if ahead > 0:
         lead = f"{ahead:.4f} ± {error:.4f}"
-        return f"noise uniform: sampling regularises here; uniform draws of {DRAWS} are ahead on validation by {lead}"
-    return f"noise 0: uniform draws of {DRAWS} are behind on validation by {-ahead:.4f} ± {error:.4f}"
+        return f"noise uniform: sampling regularises here; uniform draws of {draws} are ahead on validation by {lead}"
+    return f"noise 0: uniform draws of {draws} are behind on validation by {-ahead:.4f} ± {error:.4f}"
 
 
 def kept(run: Run) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from adahop.graph import Graph
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
-from adahop.race import DRAWS, UNIFORM, Race, length
+from adahop.race import UNIFORM, Race, draws, length
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.loop import Padded
 from adahop.seams import NodeData
@@ -233,7 +233,7 @@ class Run:
         self.race = self._race()
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.own = Drawing(self.sampler, self.padded, self.unpadded)
-        self.uniform = self._uniform() if self.race is not None else None  # in the race's second arm
+        self.uniform = None if self.race is None else self._uniform(self.race)  # in the race's second arm
         self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
@@ -258,12 +258,12 @@ class Run:
         """The race of noise="auto", where there is a dial and time for it."""
         epochs = length(self.config.epochs, self.config.patience)
         wanted = self.config.noise == "auto" and epochs and self.model.noise() is not None
-        return Race(epochs) if wanted else None
+        return Race(epochs, draws(self.data.graph)) if wanted else None
 
-    def _uniform(self) -> Drawing:
-        """Uniform draws of a few neighbours in every layer; step and epoch are those of the method's own sampler."""
+    def _uniform(self, race: Race) -> Drawing:
+        """Uniform draws in every layer; step and epoch are those of the method's own sampler."""
         own = self.own.sampler
-        even = NeighborSampler(own.graph, [DRAWS] * len(self.config.sizes), seed=own.seed).to(self.config.device)
+        even = NeighborSampler(own.graph, [race.draws] * len(self.config.sizes), seed=own.seed).to(self.config.device)
         even.step, even.epochs = own.step, own.epochs
         if self.padded is None:
             return Drawing(even, None, self.unpadded)

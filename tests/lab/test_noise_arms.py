@@ -27,12 +27,17 @@ def test_every_arm_runs(script, monkeypatch):
     assert len(table) == 3 and table[2].count("|") == len(script.ARMS) + 2 and "–" not in table[2]
 
 
-def test_regret_is_what_the_better_one_scored_above_the_chosen(script, monkeypatch):
+def test_regret_is_what_the_best_scored_above_the_chosen(script, monkeypatch):
+    monkeypatch.setattr(script, "GRAPHS", {"g": ""})
+    mine = script.UNIFORM[-1]
     def row(arm, ahead, test):
         history = [0.5] * 2 + [0.6 + ahead] * 38
         return {"graph": "g", "arm": arm, "lr": 0.01, "seed": 0, "test": test, "history": history}
 
-    right = script.choices([row("noise 0", 0.0, 0.7), row("uniform", 0.005, 0.72)]).splitlines()
+    right = script.choices([row("noise 0", 0.0, 0.7), row(mine, 0.005, 0.72)]).splitlines()
     assert all(("0.0000" if "| 0 |" in line else "0.0200") in line for line in right[2:])
-    wrong = script.choices([row("noise 0", 0.0, 0.75), row("uniform", 0.02, 0.72)]).splitlines()
+    wrong = script.choices([row("noise 0", 0.0, 0.75), row(mine, 0.02, 0.72)]).splitlines()
     assert len(wrong) == 2 + 18 and all("0.0300 | 0.0300" in line for line in wrong[2:])
+    other = [row("noise 0", 0.0, 0.75), row(mine, 0.02, 0.72), row("uniform", 0.1, 0.8)]
+    assert script.partners(other).splitlines()[-1].split("|")[1:-1] == [" g ", " 0.0000 ", " – ", " – ", " 0.0800 "]
+    assert "0.0800" in script.choices(other), "against all arms, not those of the race alone"

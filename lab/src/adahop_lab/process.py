@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -79,6 +80,16 @@ def _group(limit: int) -> Iterator[Path | None]:
                 home.rmdir()
                 break
             time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Inside, no other process measures that asks for its turn: $ADAHOP_TURN names the file that they share."""
+    name = os.environ.get("ADAHOP_TURN")
+    with open(name or os.devnull, "w") as held:
+        if name:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def forget(folder: str | Path) -> None:

@@ -26,8 +26,8 @@ from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
 
 TWICE = (
-    "seed {seed}: from epoch {epoch} once more with uniform draws of two neighbours, to compare on validation nodes "
-    "how much sampling noise is best; --noise 0 leaves this out"
+    "seed {seed}: from epoch {epoch} once more with uniform draws, to compare on validation nodes how much sampling "
+    "noise is best; --noise 0 leaves this out"
 )
 MODEL_FLAGS = (
     "alpha", "theta", "norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention",
