@@ -4,8 +4,8 @@
 
 Where noise hurts, uniform draws of a part of the neighbours fall behind by far and at once; where it regularises they
 are ahead by a little, and later. So both run for as long as the cost allows, and the better one is taken however small
-its lead: a wrong choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice is
-the same on any machine, and a run that was stopped chooses as if it had not been.
+its lead: a wrong choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice
+is the same on any machine, and a run that was stopped chooses as if it had not been.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def test_every_arm_runs(script, monkeypatch):
 def test_regret_is_what_the_best_scored_above_the_chosen(script, monkeypatch):
     monkeypatch.setattr(script, "GRAPHS", {"g": ""})
     mine = script.UNIFORM[-1]
+
     def row(arm, ahead, test):
         history = [0.5] * 2 + [0.6 + ahead] * 38
         return {"graph": "g", "arm": arm, "lr": 0.01, "seed": 0, "test": test, "history": history}
