@@ -183,9 +183,15 @@ class Device(_Device, Stand):
 class _Named(TorchFunctionMode):
     """What is asked of the device "cuda" is asked of the other one: torch may have been built without CUDA."""
 
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             index = tuple(map(_index, args[1])) if isinstance(args[1], tuple) else _index(args[1])
+            if func is Tensor.__setitem__ and isinstance(args[0], Elsewhere) and _by_number(index, args[2]):
+                self.device.sent("a number for places of an index")
             return func(args[0], index, *args[2:])
         if func not in (torch.device, torch.get_device_module):
             args, kwargs = tree_map_only((str, torch.device), self._name, (args, kwargs or {}))
@@ -199,6 +205,12 @@ class _Named(TorchFunctionMode):
 def _index(part: Any) -> Any:
     """Numbers in a list become an index in the host's memory."""
     return torch.tensor(part, dtype=None if part else torch.long) if isinstance(part, list) else part
+
+
+def _by_number(index: Any, value: Any) -> bool:
+    """Whether a number is assigned to the places of an index; torch then copies it to the GPU."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return not isinstance(value, Tensor) and any(isinstance(i, Tensor) and i.dtype != torch.bool for i in parts)
 
 
 class _Stream:
@@ -228,5 +240,5 @@ def pretended_cuda() -> Iterator[tuple[Device, Noted]]:
         patch.setattr(Tensor, "is_pinned", lambda t: device.is_pinned(t))
         patch.delenv("ADAHOP_REFERENCE", raising=False)
         alone = torch.autograd.set_multithreading_enabled(False)
-        with alone, noted(False, device) as launches, pretended(device), _Named():
+        with alone, noted(False, device) as launches, pretended(device), _Named(device):
             yield device, launches

@@ -126,7 +126,7 @@ def test_what_is_summed_need_not_lie_side_by_side():
             ops.full_sum(form(x), graph.edges, form(nodes)),
             ops.fetch(form(src), ops.pinned(h), h[:0].to(DEVICE), none),
         ])  # fmt: skip
-    assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))  # summed in another order
 
 
 def some_odds(kind: str, graph: Graph) -> Odds:

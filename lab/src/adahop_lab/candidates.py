@@ -206,13 +206,13 @@ def run_entries(
 ) -> bool:  # fmt: skip
     """Tune and run entries in `jobs` processes (0: in this one), earlier entries first; whether all is done.
 
-    A entry's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that fail
+    An entry's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that fail
     are told of and left out. Processes share the machine, so seconds of these rows say little.
     """
     seeds, tuning = list(seeds), list(tuning)
 
     def missing(entry: Entry) -> list[tuple[Entry, Row, int]]:
-        """The runs of a entry that can begin: all of its tuning, or then those that count."""
+        """The runs of an entry that can begin: all of its tuning, or then those that count."""
 
         def kept(point: Row, seed: int) -> Row | None:
             return lines.rows.get(lines.key(name_of(entry.dataset, entry.candidate, entry.base, point, seed)))

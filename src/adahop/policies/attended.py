@@ -110,7 +110,8 @@ class Attended(Tracked):
             return super().update(layer, block, energy)
         norm, s, t = energy[:, 0], energy[:, 1 : 1 + self.heads], energy[:, 1 + self.heads :]
         for end, node, score in ((0, block.n_id[block.dst], s), (1, block.n_id[block.src], t)):
-            self.scores[end, layer, node], self.known[end, layer, node] = score, True
+            self.scores[end, layer, node] = score
+            self.known[end, layer].index_fill_(0, node, True)  # an assigned number would come from the host's memory
             self.typical[end, layer].lerp_(_mean(score, block), 0.1)
         super().update(layer, block, norm * (block.weight * block.scale).square())
 

@@ -15,6 +15,7 @@ BLOCK = 512  # neighbours scanned at a time
 WARPS, MORE = 2, 4  # of a program that scans weights; that looks nodes up, or scans several times
 FEW = 2  # self-loops of a row for which slots are left without a look at the batch
 WIDE = 16  # draws without replacement up to which one binary serves: it takes seconds to compile
+LOOPS = 8  # self-loops of a row up to which one binary serves
 MOST = 64  # slots of a row: a handful each, not one row with thousands
 
 
@@ -45,7 +46,7 @@ def padded(
     rest = (edges.indices, weight, row, target, many, *out[:5], *stream, out.rows, loops)
     args = (edges.begin, edges.first, edges.last, *clips, *rest)
     flags: dict[str, Any] = {
-        "K": out.most, "KP": power(max(out.most, 2)), "EACH": isinstance(k, Tensor),
+        "K": out.most, "KP": power(max(out.most, 2)), "LP": max(LOOPS, power(loops)), "EACH": isinstance(k, Tensor),
         "STEPS": isinstance(key, Stream), "WEIGHTED": edges.weight is not None, "CLIP": clip,
     }  # fmt: skip
     if odds.edge is None and odds.node is None:

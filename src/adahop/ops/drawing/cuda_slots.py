@@ -48,32 +48,33 @@ def put(t, slot, v, at, prob, scale, use, ok, indices, weight, n_id, pos, p_out,
 
 
 @triton.jit
-def put_loops(t, v, begin, many, ok, weight, n_id, pos, p_out, s_out, w_out, room, K,
+def put_loops(t, i, v, begin, many, ok, weight, n_id, pos, p_out, s_out, w_out, room, K,
               WEIGHTED: tl.constexpr):  # fmt: skip
-    """The target itself among the nodes, and its self-loops in the first `room` slots."""
+    """The target itself among the nodes, and its self-loops in those of the slots `i` that there is room for."""
     tl.store(n_id + t, v, mask=ok)
-    for i in range(room):
-        use, o = ok & (i < many), t * (room + K) + i
-        tl.store(pos + o, tl.where(use, begin + i, 0), mask=ok)
-        tl.store(p_out + o, tl.where(ok, 1.0, 1.0), mask=ok)
-        tl.store(s_out + o, tl.where(use, 1.0, 0.0), mask=ok)
-        w = tl.where(use, 1.0, 0.0)
-        if WEIGHTED:
-            w = tl.load(weight + begin + i, mask=use, other=0.0)
-        tl.store(w_out + o, w, mask=ok)
+    use, fits, o = i < tl.where(ok, many, 0), i < tl.where(ok, room, 0), t * (room + K) + i
+    tl.store(pos + o, tl.where(use, begin + i, 0), mask=fits)
+    tl.store(p_out + o, tl.where(use, 1.0, 1.0), mask=fits)
+    tl.store(s_out + o, tl.where(use, 1.0, 0.0), mask=fits)
+    w = tl.where(use, 1.0, 0.0)
+    if WEIGHTED:
+        w = tl.load(weight + begin + i, mask=use, other=0.0)
+    tl.store(w_out + o, w, mask=fits)
 
 
 @kernel()
 def uniform(begin, first, end, since, until, indices, weight, row, target, ks, n_id, pos, p_out, s_out, w_out, head,
-            step, layer, rows, room, K: tl.constexpr, KP: tl.constexpr, TB: tl.constexpr, EACH: tl.constexpr,
-            STEPS: tl.constexpr, SUBSET: tl.constexpr, WEIGHTED: tl.constexpr, CLIP: tl.constexpr):  # fmt: skip
+            step, layer, rows, room, K: tl.constexpr, KP: tl.constexpr, LP: tl.constexpr, TB: tl.constexpr,
+            EACH: tl.constexpr, STEPS: tl.constexpr, SUBSET: tl.constexpr, WEIGHTED: tl.constexpr,
+            CLIP: tl.constexpr):  # fmt: skip
     """Equal odds: k whole numbers below n, or Floyd's k-subset; TB rows per program."""
     t = tl.program_id(0).to(tl.int64) * TB + tl.arange(0, TB)
     ok = t < rows
     v, node = tl.load(row + t, mask=ok, other=0), tl.load(target + t, mask=ok, other=0)
     own, loops, a, n = extent(begin, first, end, since, until, v, t, ok, CLIP)
     k = tl.load(ks + t, mask=ok, other=0) if EACH else tl.full((TB,), K, tl.int64)
-    put_loops(t, node, own, loops, ok, weight, n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)
+    put_loops(t[:, None], tl.arange(0, LP)[None, :], node[:, None], own[:, None], loops[:, None], ok[:, None], weight,
+              n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)  # fmt: skip
     stream = base(key_of(head, step, layer, STEPS), v)
     slot = tl.arange(0, KP)[None, :].to(tl.int64)
     if SUBSET:
@@ -144,8 +145,8 @@ def locate(w, b, mark, part, base, last, before, BLK: tl.constexpr):
 @kernel()
 def multinomial(begin, first, end, since, until, indices, weight, row, target, ks, n_id, pos, p_out, s_out, w_out, head,
                 step, layer, rows, room, edge, node, eta, shift, K: tl.constexpr, KP: tl.constexpr,
-                BLK: tl.constexpr, EACH: tl.constexpr, STEPS: tl.constexpr, EDGE: tl.constexpr, NODE: tl.constexpr,
-                WEIGHTED: tl.constexpr, CLIP: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
+                LP: tl.constexpr, BLK: tl.constexpr, EACH: tl.constexpr, STEPS: tl.constexpr, EDGE: tl.constexpr,
+                NODE: tl.constexpr, WEIGHTED: tl.constexpr, CLIP: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
     """k draws with replacement by the odds of a row's neighbours; a program scans one neighbourhood twice."""
     t = tl.program_id(0).to(tl.int64)
     v, dst = tl.load(row + t), tl.load(target + t)
@@ -154,7 +155,8 @@ def multinomial(begin, first, end, since, until, indices, weight, row, target, k
     if SHIFT:
         node = node + tl.load(shift + v, mask=v >= 0, other=0)
     k = tl.load(ks + t).to(tl.int32) if EACH else K
-    put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)
+    put_loops(t, tl.arange(0, LP), dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, room, K,
+              WEIGHTED)  # fmt: skip
     head_w, total, many = sums(edge, node, indices, a, n, eta, BLK, EDGE, NODE)
     sure, blank = many <= k, (total <= 0.0) & (eta > 0.0)  # blank: no neighbour has odds, so all are alike
     total = tl.where(blank, n.to(tl.float32), total)

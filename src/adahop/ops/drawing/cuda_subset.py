@@ -153,7 +153,7 @@ def by_pairs(t, v, a, n, bits, k, sure, stream, odds, law, g, out, rows, room, K
 
 @kernel()
 def subset(begin, first, end, since, until, indices, weight, row, target, ks, n_id, pos, p_out, s_out, w_out, head,
-           step, layer, rows, room, edge, node, eta, shift, K, KP: tl.constexpr,
+           step, layer, rows, room, edge, node, eta, shift, K, KP: tl.constexpr, LP: tl.constexpr,
            BLK: tl.constexpr, LEVELS: tl.constexpr, EACH: tl.constexpr, STEPS: tl.constexpr, EDGE: tl.constexpr,
            NODE: tl.constexpr, WEIGHTED: tl.constexpr,
            PAIRS: tl.constexpr, CLIP: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
@@ -165,7 +165,8 @@ def subset(begin, first, end, since, until, indices, weight, row, target, ks, n_
     if SHIFT:
         node = node + tl.load(shift + v, mask=v >= 0, other=0)
     k = tl.load(ks + t).to(tl.int32) if EACH else K
-    put_loops(t, dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, room, K, WEIGHTED)
+    put_loops(t, tl.arange(0, LP), dst, own, loops, t < rows, weight, n_id, pos, p_out, s_out, w_out, room, K,
+              WEIGHTED)  # fmt: skip
     slot = tl.arange(0, KP).to(tl.int64)
     put(t, slot, dst, slot, 1.0, 0.0, slot < 0, slot < K, indices, weight, n_id, pos, p_out, s_out, w_out, rows, room,
         K, WEIGHTED)  # fmt: skip
