@@ -31,7 +31,7 @@ def exact_sum(model: GNN, memory: AttentionVariate, conv: Attention, x: Tensor, 
     nodes = block.targets
     every = memory.graph.in_edges(nodes)
     ids, place = torch.cat([nodes, every.src]).unique(return_inverse=True)
-    with model.layers()[0].without_listeners():
+    with model.layers()[0].only():
         h = model.hidden(SimpleNamespace(x=x[ids], blocks=[nothing(ids)]), 1)
     every = every._replace(edge_index=torch.stack([place[nodes.numel() :], every.dst]))
     values = Values(h)

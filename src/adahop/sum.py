@@ -242,9 +242,9 @@ class Conv(nn.Module):
                 listener(made)
 
     @contextlib.contextmanager
-    def without_listeners(self) -> Iterator[None]:
-        """Inside, no listener is called."""
-        self.listeners, before = [], self.listeners
+    def only(self, *listeners: Callable[[Any], None]) -> Iterator[None]:
+        """Inside, these listeners are called, and no others."""
+        self.listeners, before = list(listeners), self.listeners
         try:
             yield
         finally:
@@ -691,11 +691,14 @@ class ExactSparse(ReadNeighbours):
 
 
 class Estimate(NamedTuple):
-    """A sum from a memory and a sample, the sample's coefficients, and the messages that were left to chance."""
+    """A sum from a memory and a sample, the sample's coefficients, and the messages that were left to chance.
+
+    The values it was made from keep it, so it does not refer to them: `messages` is given them.
+    """
 
     total: Tensor
     coef: Tensor
-    messages: Callable[[], Messages | TypedMessages]
+    messages: Callable[[Values], Messages | TypedMessages]
 
 
 class Missing(NamedTuple):
@@ -770,7 +773,7 @@ class Variate(OnGraph, Sum):
             own = mean.rows(block.num_dst)
         # once: the forward pass without dropout runs this layer too, to reach the next one
         made = mean.once("estimate", lambda: self.estimated(conv, mean, own, block))
-        conv.notify(made.messages)
+        conv.notify(lambda: made.messages(mean))
         return made.total if mean is values else made.total + self.dropout_sum(conv, values, block, made.coef)
 
     def dropout_sum(self, conv: Conv, values: Values, block: Block, coef: Tensor) -> Tensor:
@@ -818,7 +821,9 @@ class ControlVariate(Variate):
             total = gather(change, block, coef, (self.sums.value, nodes, trust))
         if self.training and self.sums is None:
             self.history.push(block.n_id, h)
-        return Estimate(total, coef, lambda: Messages(block, coef, Values(change, square=square), total=lambda: total))
+        return Estimate(
+            total, coef, lambda _: Messages(block, coef, Values(change, square=square), total=lambda: total)
+        )
 
     def constant_part(self, conv: Conv, block: Block, rest: Tensor | None) -> Tensor | None:
         return conv.with_edge_sums(rest, edge_sums(self.graph, self.rows(block)))
@@ -915,7 +920,7 @@ class AttentionVariate(AllNeighboursSum, Variate):
         return Estimate(
             total,
             new,
-            lambda: Messages(block, new, values, ends=ends, old=(old.detach(), old_h.detach()), total=lambda: total),
+            lambda h: Messages(block, new, h, ends=ends, old=(old.detach(), old_h.detach()), total=lambda: total),
         )
 
     def old_rows(self, values: Values, ids: Tensor) -> Tensor:
@@ -953,7 +958,7 @@ class AttentionScores(AttentionVariate):
         total = gather(values.rows(), block, coef)
         if self.training:
             self.history.push(block.n_id, ends.t)
-        return Estimate(total, coef, lambda: Messages(block, coef, values, ends=ends))
+        return Estimate(total, coef, lambda h: Messages(block, coef, h, ends=ends))
 
     def store(self, h: Tensor, conv: Attention) -> None:  # type: ignore[override]
         self.history.value.copy_(conv.source(Values(h))[0])

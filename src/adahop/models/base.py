@@ -120,7 +120,7 @@ class GNN(nn.Module):
             if mean is not None and layer <= separating[-1]:
                 path.at(layer).mean = mean.at(layer)
                 if layer < separating[-1]:
-                    with self.layers()[layer].without_listeners():
+                    with self.layers()[layer].only():
                         mean.step(layer, block)
             self.set_recompute(layer, path.at(layer))
             path.step(layer, block)
@@ -137,7 +137,7 @@ class GNN(nn.Module):
         """h of any nodes after the first layer from its stored sums, without dropout, with gradients."""
         values = Values(cast(Tensor, stored.x)[nodes].float(), self.encoder)
         own = values.rows()
-        with self.layers()[0].without_listeners():
+        with self.layers()[0].only():
             return self.step(0, values, own, self.initial_state(own), nothing(nodes), stored)[0]
 
     def read(self, batch: NodeBatch, share: float) -> Values:

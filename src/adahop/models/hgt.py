@@ -234,7 +234,7 @@ class RelationsVariate(Variate):
         coef = w_new / den[block.dst]
 
         @torch.no_grad()
-        def messages() -> TypedMessages:
+        def messages(_: Values) -> TypedMessages:
             """The random part, which is the change of every message; and the sums of each relation."""
             old_coef, parts = w_old / den[block.dst], []
             for r, p in enumerate(sliced(block, conv.schema)):

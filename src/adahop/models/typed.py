@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -201,8 +202,9 @@ class RelationalConv(Conv):
             if part.places.numel() == 0:
                 continue
             view = values.of_relation(r, self.schema.relations[r][0])
-            conv.listeners = [_append_to(parts, r, part.edges)] if self.listeners else []
-            new = conv(view, own[part.places], part.block, estimator.for_relation(r))
+            told = [_append_to(parts, r, part.edges)] if self.listeners else []
+            with conv.only(*told):
+                new = conv(view, own[part.places], part.block, estimator.for_relation(r))
             out = out.index_add(0, part.places, new)
         self.notify(lambda: TypedMessages(block, parts))
         return out
@@ -315,7 +317,7 @@ class _OneType(Values):
 
     def __init__(self, values: TypedValues, linear: nn.Linear | None):
         super().__init__(values.x, linear, values.share)
-        self.values = values
+        self.values = weakref.proxy(values)  # which keep this view
 
     def rows(self, n: int | None = None) -> Tensor:
         return self.values.rows(n)
@@ -373,7 +375,7 @@ class _OneTypeOfTable(TableValues):
 
     def __init__(self, values: TypedTableValues, linear: nn.Linear | None):
         super().__init__(values.table, values.n_id, linear)
-        self.values, self.share, self.drop = values, values.share, values.drop
+        self.values, self.share, self.drop = weakref.proxy(values), values.share, values.drop
 
     def rows(self, n: int | None = None) -> Tensor:
         return self.values.rows(n)
