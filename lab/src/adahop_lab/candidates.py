@@ -206,8 +206,8 @@ def run_entries(
 ) -> bool:  # fmt: skip
     """Tune and run entries in `jobs` processes (0: in this one), earlier entries first; whether all is done.
 
-    An entry's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that fail
-    are told of and left out. Processes share the machine, so seconds of these rows say little.
+    An entry's runs begin as soon as it is tuned. No run begins so many seconds after the file was opened; runs that
+    fail are told of and left out. Processes share the machine, so seconds of these rows say little.
     """
     seeds, tuning = list(seeds), list(tuning)
 
