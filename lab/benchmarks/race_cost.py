@@ -3,8 +3,8 @@
     python lab/benchmarks/race_cost.py FILE.npz ... [--out FILE]
     python lab/benchmarks/race_cost.py --table
 
-`adahop train`'s defaults, 40 epochs, hidden 64, batches of 256, k = 2 and 5, rate .003, no dropout, one thread; set-up and
-evaluations count. A finished run is not repeated.
+`adahop train`'s defaults, 40 epochs, hidden 64, batches of 256, k = 2 and 5, rate .003, no dropout, one thread; set-up
+and evaluations count. A finished run is not repeated.
 """
 
 from __future__ import annotations
