@@ -5,10 +5,10 @@
 
 Residual GCN, hidden 64, 40 epochs, batches of 256, k = 2, rate .003 and .01, three seeds. `noise` 0, .5 and 1 have an
 exact first layer and a dial on the second; "sampled" draws both layers by the learned odds and "uniform" evenly, with
-plain sums, two neighbours, 5, 10 or as many as the race draws (`adahop.race.draws`); RNS trains on random subgraphs.
-`average` evaluates a running mean of the weights that keeps .9 per step. The tables have mean test scores, and how the
-race's choice between noise 0 and a uniform arm would have ended, had it been made from the first epochs of these runs:
-`regret` is what the best of noise 0 and all uniform arms scored above the chosen one.
+plain sums, two neighbours, 5, 10 or a fifth of the mean degree (but 2 to 10); RNS trains on random subgraphs. `average`
+evaluates a running mean of the weights that keeps .9 per step. The tables have mean test scores, and how races between
+noise 0 and uniform arms would have ended, had they been run in the first epochs of these runs: `regret` is what the
+best of noise 0 and all uniform arms scored above the chosen one.
 Graphs, arms and rules were fixed before the first of these runs, after a look at other graphs of the same kinds; dense
 texts and the arms with more uniform draws were added later, before a run of theirs, and `LAST` at the very end.
 """
@@ -26,7 +26,6 @@ import torch
 
 import adahop
 from adahop.config import Config
-from adahop.race import draws
 from adahop_lab.rows import Lines, Row, markdown
 
 LATER = {
@@ -36,7 +35,7 @@ LATER = {
     "texts, degree 50, told": "texts:4000,200000,1000,6,signal=0.3,told=0.6,seed=14",
     "homophily, degree 50": "planted:3000,150000,300,7,signal=0.75,own=0.8,strength=5,train=0.4,seed=15",
 }
-LAST = {  # run once, when the race's uniform arm had been chosen on the others
+LAST = {  # run once, when a fifth had been chosen on the others
     "texts, degree 16": "texts:4000,64000,1000,6,signal=0.5,seed=21",
     "texts, degree 16, told": "texts:4000,64000,1000,6,signal=0.5,told=0.6,seed=22",
     "texts, degree 80, told": "texts:3000,240000,800,5,signal=0.3,told=0.6,seed=23",
@@ -70,9 +69,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "noise 0, average": {"noise": 0.0, "average": 0.9},
     "uniform, average": {"method": "graphsage", "average": 0.9},
 }
-UNIFORM = ("uniform", "uniform 5", "uniform 10", "uniform, a fifth")  # the race takes one of them beside noise 0
+UNIFORM = ("uniform", "uniform 5", "uniform 10", "uniform, a fifth")
 RATES, SEEDS, EPOCHS = (0.003, 0.01), (0, 1, 2), 40
 NAMES = ("graph", "arm", "lr", "seed")
+BEST_THREE = "mean of the best three"
+RACED = tuple(
+    ("noise 0", *more) for more in (*((arm,) for arm in UNIFORM), ("uniform", "uniform 10"))
+)  # the race's last
+ENDS, OF_TWO = ((7, 13), (6, 12), (8, 12)), 16  # the race's first, others, and that of a race of two arms alike in cost
 RULES: dict[str, Callable[[list[float]], float]] = {
     "best epoch": max,
     "mean of the best three": lambda scores: statistics.fmean(sorted(scores)[-3:]),
@@ -85,7 +89,8 @@ def train(task: tuple[str, str, float, int]) -> Row:
     torch.set_num_threads(1)
     data = adahop.load(GRAPHS[graph])
     how = {"hidden": 64, "epochs": EPOCHS, "sizes": (2, 2), "lr": lr, "dropout": 0.0, **ARMS[arm]}
-    config = Config(**{**how, "sizes": how["sizes"] or (draws(data.graph),) * 2})
+    fifth = min(max(round(data.graph.num_edges / data.graph.num_nodes / 5), 2), 10)
+    config = Config(**{**how, "sizes": how["sizes"] or (fifth, fifth)})
     result = adahop.fit(data, config, seed=seed)
     history = [round(row["val"], 5) for row in result.history]
     named = dict(zip(NAMES, task, strict=True))
@@ -104,45 +109,47 @@ def scores(rows: list[Row]) -> str:
     return markdown(["graph", *ARMS], lines)
 
 
-def raced(rows: list[Row], other: str, graph: str, choose: Callable[[Row, Row], Row]) -> list[float]:
-    """Of every rate and seed: how far a race between noise 0 and another arm would have ended below the best arm."""
+Runs = dict[str, Row]  # one run of every arm, of the same graph, rate and seed
+
+
+def cells(rows: list[Row], graph: str) -> list[Runs]:
+    """Of every rate and seed, the runs with noise 0 and all uniform arms."""
     found = {tuple(row[name] for name in NAMES): row for row in rows if row["graph"] == graph}
-    lost = []
-    for lr, seed in product(RATES, SEEDS):
-        arms = {arm: found.get((graph, arm, lr, seed)) for arm in ("noise 0", *UNIFORM)}
-        one, two = arms["noise 0"], arms[other]
-        if one is not None and two is not None:
-            lost.append(max(row["test"] for row in arms.values() if row) - choose(one, two)["test"])
-    return lost
+    every = [{arm: found.get((graph, arm, lr, s)) for arm in ("noise 0", *UNIFORM)} for lr, s in product(RATES, SEEDS)]
+    return [runs for runs in every if all(runs.values())]
 
 
-def choice(rule: str, end: int, lead: float = 0.0) -> Callable[[Row, Row], Row]:
-    """The second arm, where it is ahead by more than `lead` after so many epochs, of which two were shared."""
+def regret(arms: tuple[str, ...], first: int, second: int, rule: str, runs: Runs) -> float:
+    """What the best arm scored above the one that a race between these would have ended with: the last of three or more
+    leaves it after so many epochs, and the better one is chosen after so many, of which two are shared."""
 
-    def choose(one: Row, two: Row) -> Row:
-        ahead = RULES[rule](two["history"][2:end]) - RULES[rule](one["history"][2:end])
-        return two if ahead > lead else one
+    def ranked(left: tuple[str, ...], end: int) -> list[str]:
+        return sorted(left, key=lambda arm: RULES[rule](runs[arm]["history"][2:end]), reverse=True)
 
-    return choose
+    while len(arms) > 2:
+        arms = tuple(arm for arm in arms if arm != ranked(arms, first)[-1])
+    return max(row["test"] for row in runs.values()) - runs[ranked(arms, second)[0]]["test"]
 
 
 def choices(rows: list[Row]) -> str:
-    """What each rule would have lost with the race's own arms, as Markdown."""
+    """What each rule would have lost with the race's arms, as Markdown."""
     lines = []
-    for name, end, lead in product(RULES, (6, 12, 16), (0.0, 0.01)):
-        lost = [x for graph in GRAPHS for x in raced(rows, UNIFORM[-1], graph, choice(name, end, lead))]
+    for name, (first, second) in product(RULES, ENDS):
+        lost = [regret(RACED[-1], first, second, name, runs) for graph in GRAPHS for runs in cells(rows, graph)]
         if lost:
-            lines.append([name, str(end), f"{lead:g}", f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}"])
-    return markdown(["choice by", "after epoch", "uniform where ahead by", "mean regret", "largest"], lines)
+            lines.append([name, str(first), str(second), f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}"])
+    return markdown(["choice by", "one leaves after", "end after epoch", "mean regret", "largest"], lines)
 
 
 def partners(rows: list[Row]) -> str:
-    """What the race would have lost on each graph with each uniform arm beside noise 0, as Markdown."""
+    """What races between these arms would have lost on each graph, as Markdown."""
     lines = []
     for graph in GRAPHS:
-        lost = [raced(rows, other, graph, choice("mean of the best three", 16)) for other in UNIFORM]
+        runs = cells(rows, graph)
+        ends = [ENDS[0] if len(arms) > 2 else (OF_TWO, OF_TWO) for arms in RACED]
+        lost = [[regret(arms, *end, BEST_THREE, r) for r in runs] for arms, end in zip(RACED, ends, strict=True)]
         lines.append([graph, *(f"{statistics.fmean(x):.4f}" if x else "–" for x in lost)])
-    return markdown(["regret", *UNIFORM], lines)
+    return markdown(["regret of", *(" / ".join(arms) for arms in RACED)], lines)
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """Race: `noise="auto"`. Whether sampling noise is taken away or left in is chosen on validation, during the run.
 
-    2 epochs shared | as the method draws, noise 0 | the same epochs by uniform draws | the better one goes on
+    2 epochs shared | 5 each: noise 0, uniform draws of 2, of 10 | 6 more of the best two | the best goes on
 
-Where noise hurts, uniform draws of a part of the neighbours fall behind by far and at once; where it regularises they
-are ahead by a little, and later. So both run for as long as the cost allows, and the better one is taken however small
-its lead: a wrong choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice
-is the same on any machine, and a run that was stopped chooses as if it had not been.
+How much noise is best differs: where it hurts, uniform draws fall behind by far and at once; where it regularises they
+are ahead by a little, and later, and which number of neighbours is best depends on the graph. So the best two run for
+as long as the cost allows, and the better one is taken however small its lead: a wrong choice between equals costs
+nothing. Counted in epochs and evaluations, never in seconds: the choice is the same on any machine, and a run that was
+stopped chooses as if it had not been.
 """
 
 from __future__ import annotations
@@ -21,40 +22,34 @@ from torch import Tensor
 from adahop.storage import Storage, storage_in
 
 if TYPE_CHECKING:
-    from adahop.graph import Graph
     from adahop.run import Run
 
-UNIFORM = "uniform"  # instead of a level of the dial: every layer is drawn, evenly, and nothing is remembered
-SHARE, FEWEST, MOST = 5, 2, 10  # one neighbour in so many is then drawn per layer, and no fewer and no more than these
-ARMS = (0.0, UNIFORM)
+UNIFORM = {
+    "uniform 2": 2,
+    "uniform 10": 10,
+}  # every layer is drawn evenly, so many of a node, and nothing is remembered
+ARMS: tuple[float | str, ...] = (0.0, *UNIFORM)
 SHARED = 2  # epochs before the arms part
 LEAST = 10  # epochs of a run that has a race
+EXTRA = 5, 2  # of so many epochs, so many may come on top
 BEST = 3  # epochs of an arm whose mean score counts: the very best is more often luck
 GROUPS = 20  # of validation nodes, each left out once: how the error of a difference is found
 
 
-def length(epochs: int, patience: int = 0) -> int:
-    """Epochs of each arm; 0: there is no race.
+def length(epochs: int, patience: int = 0) -> tuple[int, int]:
+    """Epochs of all arms, and how many more the best two have; (0, 0): there is no race.
 
-    The second arm's come on top of the run's own: 1.35 times what it alone would cost, were it to end as early as
-    `patience` lets it.
+    Two of the first and one of the second come on top of the run's own: together 1.4 times what it alone would cost,
+    were it to end as early as `patience` lets it.
 
     >>> length(40), length(30), length(9), length(40, patience=10)
-    (14, 10, 0, 3)
+    ((5, 6), (3, 6), (0, 0), (1, 2))
     """
     surely = min(epochs, patience + 1) if patience else epochs
-    return 7 * surely // 20 if surely >= LEAST else 0
-
-
-def draws(graph: Graph) -> int:
-    """Neighbours that the uniform arm draws per node (per row of a typed graph) and layer.
-
-    >>> from adahop.datasets import load
-    >>> [draws(load(f"synthetic:100,{edges},4,2").graph) for edges in (400, 2500, 9000)]
-    [2, 5, 10]
-    """
-    degree = graph.num_edges / max(graph.num_rows, 1)
-    return min(max(round(degree / SHARE), FEWEST), MOST)
+    if surely < LEAST:
+        return 0, 0
+    first = surely // 8
+    return first, surely * EXTRA[1] // EXTRA[0] - 2 * first
 
 
 @dataclass
@@ -66,13 +61,14 @@ class Arm:
     groups: list[float] = field(default_factory=list)
     state: dict[str, Any] | None = None  # of the run, where the arm ended
 
-    @property
-    def val(self) -> float:
-        """What it is judged by: the mean of its best epochs."""
-        return statistics.fmean(sorted(self.scores)[-BEST:])
+    def val(self, epochs: int | None = None) -> float:
+        """What it is judged by: the mean of the best of its first epochs (all)."""
+        return statistics.fmean(sorted(self.scores[:epochs])[-BEST:])
 
     def ahead_of(self, other: Arm) -> float:
-        return self.val - other.val
+        """After as many epochs as both have run."""
+        both = min(len(self.scores), len(other.scores))
+        return self.val(both) - other.val(both)
 
     def error(self, other: Arm) -> float:
         """The standard error of a difference to another over validation nodes, both at their best on the same."""
@@ -85,18 +81,18 @@ class Arm:
 
     def row(self, base: Arm) -> dict[str, Any]:
         """Where it stands, and how far ahead of another."""
-        told = {"noise": self.noise, "epochs": len(self.scores), "val": self.val}
+        told = {"noise": self.noise, "epochs": len(self.scores), "val": self.val()}
         return {**told, "ahead": self.ahead_of(base), "error": self.error(base)}
 
 
 class Race:
-    """The running arm, and what the other has reached. `judged` is called after every epoch and moves the run on."""
+    """The running arm, and what the others have reached. `judged` is called after every epoch and moves the run on."""
 
-    def __init__(self, epochs: int, draws: int):
-        self.draws = draws  # of the uniform arm
-        self.ends = (SHARED, SHARED + epochs)  # the epochs at which the arms part, and at which each ends
+    def __init__(self, first: int, second: int):
+        self.ends = (SHARED, SHARED + first, SHARED + first + second)  # epochs at which the arms part, and stop
         self.arms = [Arm(noise) for noise in ARMS]
-        self.turn = -1  # which arm runs; -1: both do
+        self.left = list(range(len(ARMS)))  # arms that are still in it
+        self.turn = -1  # which arm runs; -1: all do
         self.over = False
         self.fork: dict[str, Any] | None = None  # the run's state where the arms part
         self.evaluations = 0
@@ -120,29 +116,40 @@ class Race:
         arm.scores.append(val)
         if val >= max(arm.scores):
             arm.groups = groups()
-        if run.result.epochs == self.ends[1]:
-            self._ended(run)
+        if run.result.epochs == self.ends[1 if len(self.left) > 2 else 2]:
+            self._stopped(run, arm)
 
-    def _ended(self, run: Run) -> None:
-        """An arm has run its epochs."""
-        first, second = self.arms
-        if self.turn == 0:
-            first.state, state, self.fork = kept(run), self.fork, None
-            assert state is not None
-            self.turn = 1
-            self._go_on(run, state)
+    def _stopped(self, run: Run, arm: Arm) -> None:
+        """The running arm has had its epochs, for now."""
+        arm.state = kept(run)
+        at = self.left.index(self.turn) + 1
+        if at < len(self.left):
+            self.turn = self.left[at]
+            self._go_on(run)
             return
-        self.table = [arm.row(first) for arm in self.arms]
-        ahead, self.over = second.ahead_of(first), True
-        self.why = _sentence(ahead, second.error(first), self.draws)
-        if ahead <= 0:
-            assert first.state is not None
-            self.turn = 0
-            self._go_on(run, first.state)
-        first.state = None
+        ranked = sorted(self.left, key=lambda i: self.arms[i].val(), reverse=True)  # of equals, the first
+        if len(ranked) > 2:
+            self.arms[ranked[-1]].state = None
+            self.left = sorted(ranked[:-1])
+            self.turn = self.left[0]
+            self._go_on(run)
+            return
+        best, other = (self.arms[i] for i in ranked)
+        self.table = [a.row(self.arms[0]) for a in self.arms]
+        self.over, self.why = True, _sentence(best, other)
+        self.turn = ranked[0]
+        self._go_on(run)
 
-    def _go_on(self, run: Run, state: dict[str, Any]) -> None:
-        """The run takes up the arm whose turn it is, from a state."""
+    def _go_on(self, run: Run) -> None:
+        """The run takes up the arm whose turn it is, where that stands or where the arms part."""
+        arm = self.arms[self.turn]
+        state, arm.state = arm.state or self.fork, None
+        assert state is not None
+        if all(a.scores or a is arm for a in self.arms):
+            self.fork = None
+        if self.over:
+            for a in self.arms:
+                a.state = None
         run.take_up(state)
         run.strategy.reseed(run)
         run.turn(self.noise)
@@ -158,12 +165,15 @@ class Race:
         self.arms = [Arm(**a) for a in state["arms"]]
 
 
-def _sentence(ahead: float, error: float, draws: int) -> str:
-    """The choice and why: by how much uniform draws are ahead on validation."""
-    if ahead > 0:
-        lead = f"{ahead:.4f} ± {error:.4f}"
-        return f"noise uniform: sampling regularises here; uniform draws of {draws} are ahead on validation by {lead}"
-    return f"noise 0: uniform draws of {draws} are behind on validation by {-ahead:.4f} ± {error:.4f}"
+def _sentence(best: Arm, other: Arm) -> str:
+    """The choice and why: by how much it is ahead of the next best on validation."""
+    lead = f"ahead of {_named(other)} on validation by {best.ahead_of(other):.4f} ± {best.error(other):.4f}"
+    why = ": sampling regularises here" if best.noise in UNIFORM else ""
+    return f"{_named(best)}{why}; {lead}"
+
+
+def _named(arm: Arm) -> str:
+    return f"noise {arm.noise}" if isinstance(arm.noise, str) else f"noise {arm.noise:g}"
 
 
 def kept(run: Run) -> dict[str, Any]:

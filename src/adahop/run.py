@@ -22,7 +22,7 @@ from adahop.graph import Graph
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
-from adahop.race import UNIFORM, Race, draws, length
+from adahop.race import UNIFORM, Race, length
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.loop import Padded
 from adahop.seams import NodeData
@@ -46,7 +46,9 @@ class Result:
     steps: int
     seconds: float
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    noise: float | list[float] | str | None = None  # where the dial stood in the end, or "uniform"; None: no dial
+    noise: float | list[float] | str | None = (
+        None  # where the dial stood in the end, or "uniform 2", "uniform 10"; None: no dial
+    )
     race: dict[str, Any] | None = field(default=None, repr=False)  # how noise="auto" chose: why, arms, evaluations
     model: models.GNN | None = field(default=None, repr=False)
     sampler: Sampler | None = field(default=None, repr=False)
@@ -233,7 +235,8 @@ class Run:
         self.race = self._race()
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.own = Drawing(self.sampler, self.padded, self.unpadded)
-        self.uniform = None if self.race is None else self._uniform(self.race)  # in the race's second arm
+        arms = {} if self.race is None else UNIFORM
+        self.uniform = {noise: self._uniform(k) for noise, k in arms.items()}  # how other arms of the race draw
         self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
@@ -256,14 +259,14 @@ class Run:
 
     def _race(self) -> Race | None:
         """The race of noise="auto", where there is a dial and time for it."""
-        epochs = length(self.config.epochs, self.config.patience)
-        wanted = self.config.noise == "auto" and epochs and self.model.noise() is not None
-        return Race(epochs, draws(self.data.graph)) if wanted else None
+        first, second = length(self.config.epochs, self.config.patience)
+        wanted = self.config.noise == "auto" and first and self.model.noise() is not None
+        return Race(first, second) if wanted else None
 
-    def _uniform(self, race: Race) -> Drawing:
-        """Uniform draws in every layer; step and epoch are those of the method's own sampler."""
+    def _uniform(self, k: int) -> Drawing:
+        """Uniform draws of k in every layer; step and epoch are those of the method's own sampler."""
         own = self.own.sampler
-        even = NeighborSampler(own.graph, [race.draws] * len(self.config.sizes), seed=own.seed).to(self.config.device)
+        even = NeighborSampler(own.graph, [k] * len(self.config.sizes), seed=own.seed).to(self.config.device)
         even.step, even.epochs = own.step, own.epochs
         if self.padded is None:
             return Drawing(even, None, self.unpadded)
@@ -271,11 +274,9 @@ class Run:
         return Drawing(even, None, shape) if isinstance(shape, str) else Drawing(even, shape, None)
 
     def turn(self, noise: float | str) -> None:
-        """From the next epoch on: draw as the method does, the dial at `noise`; or "uniform", with plain sums."""
-        even = noise == UNIFORM
-        drawing = self.uniform if even else self.own
-        assert drawing is not None
-        self.sampler, self.padded, self.unpadded = drawing
+        """From the next epoch on: draw as the method does, the dial at `noise`; or uniformly, with plain sums."""
+        even = isinstance(noise, str)
+        self.sampler, self.padded, self.unpadded = self.uniform[noise] if isinstance(noise, str) else self.own
         self.loader.sampler = self.sampler
         self.model.remembers = not even
         self.strategy.split_seeds(self)

@@ -129,7 +129,7 @@ def test_epochs_that_come_twice_are_explained(run):
     code, _, err = run("train", *SMALL, "--epochs", "10")
     lines = err.splitlines()
     at = next(i for i, line in enumerate(lines) if "once more with uniform draws" in line)
-    epoch = next(line.split(" noise")[0] for line in lines[at:] if "noise uniform" in line)
+    epoch = next(line.split(" noise")[0] for line in lines[at:] if "noise uniform 2" in line)
     assert code == 0 and "--noise 0 leaves this out" in lines[at] and any(epoch in line for line in lines[:at])
     code, _, err = run("train", *SMALL, "--epochs", "10", "--noise", "0")
     assert code == 0 and "once more" not in err

@@ -28,17 +28,21 @@ def test_every_arm_runs(script, monkeypatch):
 
 
 def test_regret_is_what_the_best_scored_above_the_chosen(script, monkeypatch):
+    """The best three of the first epochs decide; of three arms one leaves before the last epochs count."""
     monkeypatch.setattr(script, "GRAPHS", {"g": ""})
-    mine = script.UNIFORM[-1]
 
-    def row(arm, ahead, test):
-        history = [0.5] * 2 + [0.6 + ahead] * 38
+    def row(arm, early, late, test):
+        history = [0.5] * 2 + [early] * 5 + [late] * 33
         return {"graph": "g", "arm": arm, "lr": 0.01, "seed": 0, "test": test, "history": history}
 
-    right = script.choices([row("noise 0", 0.0, 0.7), row(mine, 0.005, 0.72)]).splitlines()
-    assert all(("0.0000" if "| 0 |" in line else "0.0200") in line for line in right[2:])
-    wrong = script.choices([row("noise 0", 0.0, 0.75), row(mine, 0.02, 0.72)]).splitlines()
-    assert len(wrong) == 2 + 18 and all("0.0300 | 0.0300" in line for line in wrong[2:])
-    other = [row("noise 0", 0.0, 0.75), row(mine, 0.02, 0.72), row("uniform", 0.1, 0.8)]
-    assert script.partners(other).splitlines()[-1].split("|")[1:-1] == [" g ", " 0.0000 ", " – ", " – ", " 0.0800 "]
-    assert "0.0800" in script.choices(other), "against all arms, not those of the race alone"
+    others = [row(arm, 0.1, 0.1, 0.6) for arm in ("uniform 5", "uniform, a fifth")]
+    rows = [row("noise 0", 0.7, 0.7, 0.75), row("uniform", 0.6, 0.9, 0.8), row("uniform 10", 0.65, 0.72, 0.74), *others]
+    (runs,) = script.cells(rows, "g")
+    of_all = ("noise 0", "uniform", "uniform 10")
+    assert script.regret(of_all, 7, 13, script.BEST_THREE, runs) == pytest.approx(0.06), "uniform has left too early"
+    assert script.regret(of_all, 12, 13, script.BEST_THREE, runs) == pytest.approx(0.0)
+    assert script.regret(("noise 0", "uniform 10"), 7, 6, script.BEST_THREE, runs) == pytest.approx(0.05)
+    assert script.partners(rows).splitlines()[-1].split("|")[2] == " 0.0000 "
+    table = script.choices(rows).splitlines()
+    assert len(table) == 2 + len(script.RULES) * len(script.ENDS) and "0.0600 | 0.0600" in table[5]
+    assert not script.cells(rows[1:], "g"), "where an arm is missing nothing is said"

@@ -199,14 +199,24 @@ WHOLE = {
        for model in ("rgcn", "rgat", "hgt") for method in ("graphsage", "bs", "adahop", "labor")},
     "geniepath": {"model": "geniepath", "method": "bs"},
     "half": {"method": "adahop", "half": True, "dropout": 0.1},
-    "race": {"method": "adahop", "noise": "auto", "epochs": 8},
+    "race": {"method": "adahop", "noise": "auto", "epochs": 10},
     "average": {"method": "adahop", "average": 0.9},
     "budget": {"method": "bs", "method_options": {"budget": True}},
     "bfloat16": {"method": "bs", "features": "bfloat16"},
     "typed cache": {"model": "rgcn", "method": "bs", "cache": 0.3},
     "typed half": {"model": "rgcn", "method": "adahop", "half": True, "dropout": 0.1},
 }  # fmt: skip
-SHORT = {"gcn labor", "gcn ladies", "gcn as-gcn", "gcn cluster-gcn", "gat labor", "half", "budget", "typed cache"}
+SHORT = {
+    "race",
+    "gcn labor",
+    "gcn ladies",
+    "gcn as-gcn",
+    "gcn cluster-gcn",
+    "gat labor",
+    "half",
+    "budget",
+    "typed cache",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.slow) for n in WHOLE])

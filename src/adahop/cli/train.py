@@ -21,13 +21,14 @@ from adahop.cli.tables import show_table
 from adahop.datasets import load
 from adahop.diagnostics import Probe
 from adahop.distributed import session, strategy
+from adahop.race import UNIFORM
 from adahop.records import Read, Records, json_text
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
 
 TWICE = (
-    "seed {seed}: from epoch {epoch} once more with uniform draws, to compare on validation nodes how much sampling "
-    "noise is best; --noise 0 leaves this out"
+    "seed {seed}: from epoch {epoch} once more with uniform draws of {k}, to compare on validation nodes how much "
+    "sampling noise is best; --noise 0 leaves this out"
 )
 MODEL_FLAGS = (
     "alpha", "theta", "norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention",
@@ -142,8 +143,9 @@ def run_one(
 
     def note(row: dict[str, Any]) -> None:
         nonlocal before
-        if row["epoch"] <= before and row.get("noise") == "uniform":
-            progress.console.print(TWICE.format(seed=seed, epoch=row["epoch"]), highlight=False, soft_wrap=True)
+        if row["epoch"] <= before and isinstance(row.get("noise"), str):
+            said = TWICE.format(seed=seed, epoch=row["epoch"], k=UNIFORM[row["noise"]])
+            progress.console.print(said, highlight=False, soft_wrap=True)
         before = row["epoch"]
         progress.update(task, description=f"seed {seed} · epoch {row['epoch']} · val {row['val']:.4f}")
         if records:
