@@ -168,8 +168,8 @@ class Race:
 def _sentence(best: Arm, other: Arm) -> str:
     """The choice and why: by how much it is ahead of the next best on validation."""
     lead = f"ahead of {_named(other)} on validation by {best.ahead_of(other):.4f} ± {best.error(other):.4f}"
-    why = ": sampling regularises here" if best.noise in UNIFORM else ""
-    return f"{_named(best)}{why}; {lead}"
+    surely = best.noise in UNIFORM and best.beats(other)
+    return f"{_named(best)}{': sampling regularises here' if surely else ''}; {lead}"
 
 
 def _named(arm: Arm) -> str:

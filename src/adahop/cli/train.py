@@ -26,10 +26,8 @@ from adahop.records import Read, Records, json_text
 from adahop.seams import NodeData
 from adahop.train import Config, Result, fit
 
-TWICE = (
-    "seed {seed}: from epoch {epoch} once more with uniform draws of {k}, to compare on validation nodes how much "
-    "sampling noise is best; --noise 0 leaves this out"
-)
+TWICE = "seed {seed}: from epoch {epoch} once more with uniform draws of {k}"
+WHY = ", to compare on validation nodes how much sampling noise is best; --noise 0 leaves this out"
 MODEL_FLAGS = (
     "alpha", "theta", "norm", "activation", "heads", "conv", "bases", "blocks", "edges", "score", "attention",
 )  # fmt: skip
@@ -139,13 +137,14 @@ def run_one(
 ) -> Result:  # fmt: skip
     steps = -(-training(data) // config.batch_size) * config.epochs
     task = progress.add_task(f"seed {seed}", total=steps)
-    before = 0  # the epoch of the last row
+    before, why = 0, WHY  # the epoch of the last row; what is said once
 
     def note(row: dict[str, Any]) -> None:
-        nonlocal before
+        nonlocal before, why
         if row["epoch"] <= before and isinstance(row.get("noise"), str):
-            said = TWICE.format(seed=seed, epoch=row["epoch"], k=UNIFORM[row["noise"]])
+            said = TWICE.format(seed=seed, epoch=row["epoch"], k=UNIFORM[row["noise"]]) + why
             progress.console.print(said, highlight=False, soft_wrap=True)
+            why = ""
         before = row["epoch"]
         progress.update(task, description=f"seed {seed} · epoch {row['epoch']} · val {row['val']:.4f}")
         if records:
