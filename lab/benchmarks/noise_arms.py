@@ -76,7 +76,8 @@ BEST_THREE = "mean of the best three"
 RACED = tuple(
     ("noise 0", *more) for more in (*((arm,) for arm in UNIFORM), ("uniform", "uniform 10"))
 )  # the race's last
-ENDS, OF_TWO = ((7, 13), (6, 12), (8, 12)), 16  # the race's first, others, and that of a race of two arms alike in cost
+ENDS, OF_TWO = ((7, 13), (6, 12), (8, 12)), 16  # the race's first, others; and of a race of two arms
+THREE = 20  # neighbours from which on there are three arms
 RULES: dict[str, Callable[[list[float]], float]] = {
     "best epoch": max,
     "mean of the best three": lambda scores: statistics.fmean(sorted(scores)[-3:]),
@@ -131,25 +132,42 @@ def regret(arms: tuple[str, ...], first: int, second: int, rule: str, runs: Runs
     return max(row["test"] for row in runs.values()) - runs[ranked(arms, second)[0]]["test"]
 
 
+def degree(graph: str) -> float:
+    nodes, edges = GRAPHS[graph].split(":")[1].split(",")[:2]
+    return int(edges) / int(nodes)
+
+
+def race(graph: str, ends: tuple[int, int] = ENDS[0]) -> tuple[tuple[str, ...], int, int]:
+    """The arms of the library's race on a graph, and when it ends."""
+    return (RACED[-1], *ends) if degree(graph) >= THREE else (RACED[0], OF_TWO, OF_TWO)
+
+
 def choices(rows: list[Row]) -> str:
     """What each rule would have lost with the race's arms, as Markdown."""
     lines = []
-    for name, (first, second) in product(RULES, ENDS):
-        lost = [regret(RACED[-1], first, second, name, runs) for graph in GRAPHS for runs in cells(rows, graph)]
+    for name, ends in product(RULES, ENDS):
+        lost = [regret(*race(graph, ends), name, runs) for graph in GRAPHS for runs in cells(rows, graph)]
         if lost:
-            lines.append([name, str(first), str(second), f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}"])
+            lines.append([name, *map(str, ends), f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}"])
     return markdown(["choice by", "one leaves after", "end after epoch", "mean regret", "largest"], lines)
 
 
 def partners(rows: list[Row]) -> str:
-    """What races between these arms would have lost on each graph, as Markdown."""
-    lines = []
+    """What races between these arms, and the library's, would have lost on each graph and on all, as Markdown."""
+    table: list[list[list[float]]] = []
     for graph in GRAPHS:
         runs = cells(rows, graph)
         ends = [ENDS[0] if len(arms) > 2 else (OF_TWO, OF_TWO) for arms in RACED]
-        lost = [[regret(arms, *end, BEST_THREE, r) for r in runs] for arms, end in zip(RACED, ends, strict=True)]
-        lines.append([graph, *(f"{statistics.fmean(x):.4f}" if x else "–" for x in lost)])
-    return markdown(["regret of", *(" / ".join(arms) for arms in RACED)], lines)
+        ways = [*((arms, *end) for arms, end in zip(RACED, ends, strict=True)), race(graph)]
+        table.append([[regret(*way, BEST_THREE, r) for r in runs] for way in ways])
+    every = [[x for row in table for x in row[i]] for i in range(len(table[0]))]
+    lines = [[graph, *map(_mean, row)] for graph, row in zip(GRAPHS, table, strict=True)]
+    lines += [["all runs", *map(_mean, every)], ["largest", *(f"{max(x):.4f}" if x else "–" for x in every)]]
+    return markdown(["regret of", *(" / ".join(arms) for arms in RACED), "the race"], lines)
+
+
+def _mean(numbers: list[float]) -> str:
+    return f"{statistics.fmean(numbers):.4f}" if numbers else "–"
 
 
 def main() -> None:

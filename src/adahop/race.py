@@ -1,6 +1,7 @@
 """Race: `noise="auto"`. Whether sampling noise is taken away or left in is chosen on validation, during the run.
 
-    2 epochs shared | 5 each: noise 0, uniform draws of 2, of 10 | 6 more of the best two | the best goes on
+    many neighbours: 2 epochs shared | 5 each: noise 0, uniform draws of 2, of 10 | 6 more of the best two | the best
+    few:             2 epochs shared | 14 each: noise 0, uniform draws of 2                                | the best
 
 How much noise is best differs: where it hurts, uniform draws fall behind by far and at once; where it regularises they
 are ahead by a little, and later, and which number of neighbours is best depends on the graph. So the best two run for
@@ -22,34 +23,50 @@ from torch import Tensor
 from adahop.storage import Storage, storage_in
 
 if TYPE_CHECKING:
+    from adahop.graph import Graph
     from adahop.run import Run
 
 UNIFORM = {
     "uniform 2": 2,
     "uniform 10": 10,
 }  # every layer is drawn evenly, so many of a node, and nothing is remembered
-ARMS: tuple[float | str, ...] = (0.0, *UNIFORM)
+ENOUGH = 2  # times as many neighbours as an arm draws, where it is not the first: else it takes most of them
 SHARED = 2  # epochs before the arms part
 LEAST = 10  # epochs of a run that has a race
-EXTRA = 5, 2  # of so many epochs, so many may come on top
 BEST = 3  # epochs of an arm whose mean score counts: the very best is more often luck
 GROUPS = 20  # of validation nodes, each left out once: how the error of a difference is found
 
 
-def length(epochs: int, patience: int = 0) -> tuple[int, int]:
-    """Epochs of all arms, and how many more the best two have; (0, 0): there is no race.
+def arms(graph: Graph) -> list[float | str]:
+    """What is raced: noise 0, and the uniform draws that leave enough of the neighbours out.
 
-    Two of the first and one of the second come on top of the run's own: together 1.4 times what it alone would cost,
-    were it to end as early as `patience` lets it.
+    >>> from adahop.datasets import load
+    >>> [arms(load(f"synthetic:100,{edges},4,2").graph) for edges in (300, 2500)]
+    [[0.0, 'uniform 2'], [0.0, 'uniform 2', 'uniform 10']]
+    """
+    degree = graph.num_edges / max(graph.num_rows, 1)
+    first, *more = UNIFORM
+    return [0.0, first, *(name for name in more if degree >= ENOUGH * UNIFORM[name])]
+
+
+def length(epochs: int, patience: int = 0, many: int = 3) -> tuple[int, int]:
+    """Epochs of so many arms, and how many more the last two have; (0, 0): there is no race.
+
+    All but one of the arms' come on top of the run's own: together at most 1.4 times what it alone would cost, were it
+    to end as early as `patience` lets it.
 
     >>> length(40), length(30), length(9), length(40, patience=10)
     ((5, 6), (3, 6), (0, 0), (1, 2))
+    >>> length(40, many=2)
+    (0, 14)
     """
     surely = min(epochs, patience + 1) if patience else epochs
     if surely < LEAST:
         return 0, 0
+    if many == 2:
+        return 0, 7 * surely // 20
     first = surely // 8
-    return first, surely * EXTRA[1] // EXTRA[0] - 2 * first
+    return first, 2 * surely // 5 - 2 * first
 
 
 @dataclass
@@ -88,10 +105,10 @@ class Arm:
 class Race:
     """The running arm, and what the others have reached. `judged` is called after every epoch and moves the run on."""
 
-    def __init__(self, first: int, second: int):
+    def __init__(self, arms: list[float | str], first: int, second: int):
         self.ends = (SHARED, SHARED + first, SHARED + first + second)  # epochs at which the arms part, and stop
-        self.arms = [Arm(noise) for noise in ARMS]
-        self.left = list(range(len(ARMS)))  # arms that are still in it
+        self.arms = [Arm(noise) for noise in arms]
+        self.left = list(range(len(arms)))  # arms that are still in it
         self.turn = -1  # which arm runs; -1: all do
         self.over = False
         self.fork: dict[str, Any] | None = None  # the run's state where the arms part

@@ -22,7 +22,7 @@ from adahop.graph import Graph
 from adahop.loader import Loader
 from adahop.methods import METHODS, OTHER, needs
 from adahop.methods import make as make_sampler
-from adahop.race import UNIFORM, Race, length
+from adahop.race import UNIFORM, Race, arms, length
 from adahop.samplers import NeighborSampler, Sampler
 from adahop.samplers.loop import Padded
 from adahop.seams import NodeData
@@ -235,8 +235,8 @@ class Run:
         self.race = self._race()
         self.result = Result(seed, 0.0, -1.0, 0, 0, 0, 0.0, model=self.model, sampler=self.sampler)
         self.own = Drawing(self.sampler, self.padded, self.unpadded)
-        arms = {} if self.race is None else UNIFORM
-        self.uniform = {noise: self._uniform(k) for noise, k in arms.items()}  # how other arms of the race draw
+        others = [] if self.race is None else [str(arm.noise) for arm in self.race.arms[1:]]
+        self.uniform = {noise: self._uniform(UNIFORM[noise]) for noise in others}  # how other arms of the race draw
         self.steps: Steps | None = None  # while it trains
         self.best: dict[str, Any] | None = None  # the model's state at the best epoch on validation
         self.trained, self._since = 0.0, None  # type: float, float | None  # seconds of training alone; since when
@@ -259,9 +259,10 @@ class Run:
 
     def _race(self) -> Race | None:
         """The race of noise="auto", where there is a dial and time for it."""
-        first, second = length(self.config.epochs, self.config.patience)
-        wanted = self.config.noise == "auto" and first and self.model.noise() is not None
-        return Race(first, second) if wanted else None
+        ways = arms(self.data.graph)
+        first, second = length(self.config.epochs, self.config.patience, len(ways))
+        wanted = self.config.noise == "auto" and second and self.model.noise() is not None
+        return Race(ways, first, second) if wanted else None
 
     def _uniform(self, k: int) -> Drawing:
         """Uniform draws of k in every layer; step and epoch are those of the method's own sampler."""

@@ -29,7 +29,7 @@ def test_every_arm_runs(script, monkeypatch):
 
 def test_regret_is_what_the_best_scored_above_the_chosen(script, monkeypatch):
     """The best three of the first epochs decide; of three arms one leaves before the last epochs count."""
-    monkeypatch.setattr(script, "GRAPHS", {"g": ""})
+    monkeypatch.setattr(script, "GRAPHS", {"g": "texts:100,3000,5,2"})
 
     def row(arm, early, late, test):
         history = [0.5] * 2 + [early] * 5 + [late] * 33
@@ -42,7 +42,12 @@ def test_regret_is_what_the_best_scored_above_the_chosen(script, monkeypatch):
     assert script.regret(of_all, 7, 13, script.BEST_THREE, runs) == pytest.approx(0.06), "uniform has left too early"
     assert script.regret(of_all, 12, 13, script.BEST_THREE, runs) == pytest.approx(0.0)
     assert script.regret(("noise 0", "uniform 10"), 7, 6, script.BEST_THREE, runs) == pytest.approx(0.05)
-    assert script.partners(rows).splitlines()[-1].split("|")[2] == " 0.0000 "
+    shown = script.partners(rows).splitlines()
+    assert shown[2] == "| g | 0.0000 | 0.0500 | 0.0600 | 0.0500 | 0.0600 | 0.0600 |", "30 neighbours: three arms"
+    assert shown[3].startswith("| all runs | 0.0000 |") and shown[4].startswith("| largest | 0.0000 |")
+    monkeypatch.setattr(script, "GRAPHS", {"g": "texts:100,1900,5,2"})
+    assert script.partners(rows).splitlines()[2].endswith("| 0.0600 | 0.0000 |"), "19: two"
+    monkeypatch.setattr(script, "GRAPHS", {"g": "texts:100,3000,5,2"})
     table = script.choices(rows).splitlines()
     assert len(table) == 2 + len(script.RULES) * len(script.ENDS) and "0.0600 | 0.0600" in table[5]
     assert not script.cells(rows[1:], "g"), "where an arm is missing nothing is said"

@@ -15,11 +15,12 @@ from adahop.checkpoint import Checkpoints
 from adahop.checks import InputError
 from adahop.config import Config
 from adahop.distributed import Strategy
-from adahop.race import ARMS, GROUPS, LEAST, SHARED, UNIFORM, Arm, group_of, length
+from adahop.race import GROUPS, LEAST, SHARED, UNIFORM, Arm, group_of, length
 from adahop.samplers import NeighborSampler
 from adahop.train import Judged
 
-DATA = "synthetic:300,3000,6,3"
+ARMS = [0.0, *UNIFORM]
+DATA = "synthetic:300,7500,6,3"  # 25 neighbours: three arms
 HOW = {"sizes": (2, 2), "hidden": 8, "batch_size": 64, "dropout": 0.2, "lr": 0.01}
 
 
@@ -32,14 +33,22 @@ def data():
 
 
 @pytest.mark.parametrize("patience", [0, 1, 9, 12, 100])
-def test_all_arms_cost_at_most_two_fifths_more_than_the_shortest_run(patience):
+@pytest.mark.parametrize("many", [2, 3])
+def test_all_arms_cost_at_most_two_fifths_more_than_the_shortest_run(patience, many):
     for epochs in range(1, 200):
-        first, second = length(epochs, patience)
+        first, second = length(epochs, patience, many)
         surely = min(epochs, patience + 1) if patience else epochs
-        assert 2 * first + second <= 0.4 * surely
-        assert SHARED + first + second <= surely if first else second == 0
-        assert surely < LEAST or min(first, second) >= 1
+        assert (many - 1) * first + second <= 0.4 * surely
+        assert SHARED + first + second <= surely if second else first == 0
+        assert surely < LEAST or second >= 1 <= first + 3 - many
     assert length(40) == (5, 6)
+
+
+def test_with_few_neighbours_two_arms_run_longer():
+    """Ten of eight neighbours are all of them: no other noise than none."""
+    result = adahop.fit(adahop.load("synthetic:300,2400,6,3"), epochs=20, **HOW)
+    assert [(a["noise"], a["epochs"]) for a in result.race["arms"]] == [(0.0, 7), ("uniform 2", 7)]
+    assert result.race["evaluations"] == 27
 
 
 def test_a_run_has_the_evaluations_that_were_said(data):

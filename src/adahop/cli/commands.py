@@ -56,7 +56,7 @@ def train(
         str,
         option(
             "Share of the sampling noise that a control variate leaves, 0 to 1, one number or one per layer; auto: "
-            "compare 0 and uniform draws of 2 and of 10 neighbours on validation nodes, and go on with the best."
+            "compare 0 and uniform draws of 2, of many also of 10, on validation nodes, and go on with the best."
         ),
     ] = "auto",
     judged: Annotated[
