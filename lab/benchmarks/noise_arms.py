@@ -78,6 +78,7 @@ RACED = tuple(
 )  # the race's last
 ENDS, OF_TWO = ((7, 13), (6, 12), (8, 12)), 16  # the race's first, others; and of a race of two arms
 THREE = 20  # neighbours from which on there are three arms
+MARGIN = {"uniform 10": 0.01}  # by which an arm must be ahead in the library's race
 RULES: dict[str, Callable[[list[float]], float]] = {
     "best epoch": max,
     "mean of the best three": lambda scores: statistics.fmean(sorted(scores)[-3:]),
@@ -120,12 +121,15 @@ def cells(rows: list[Row], graph: str) -> list[Runs]:
     return [runs for runs in every if all(runs.values())]
 
 
-def regret(arms: tuple[str, ...], first: int, second: int, rule: str, runs: Runs) -> float:
+def regret(
+    arms: tuple[str, ...], first: int, second: int, rule: str, runs: Runs, margin: dict[str, float] | None = None
+) -> float:
     """What the best arm scored above the one that a race between these would have ended with: the last of three or more
     leaves it after so many epochs, and the better one is chosen after so many, of which two are shared."""
 
     def ranked(left: tuple[str, ...], end: int) -> list[str]:
-        return sorted(left, key=lambda arm: RULES[rule](runs[arm]["history"][2:end]), reverse=True)
+        score = {arm: RULES[rule](runs[arm]["history"][2:end]) - (margin or {}).get(arm, 0.0) for arm in left}
+        return sorted(left, key=lambda arm: score[arm], reverse=True)
 
     while len(arms) > 2:
         arms = tuple(arm for arm in arms if arm != ranked(arms, first)[-1])
@@ -146,7 +150,7 @@ def choices(rows: list[Row]) -> str:
     """What each rule would have lost with the race's arms, as Markdown."""
     lines = []
     for name, ends in product(RULES, ENDS):
-        lost = [regret(*race(graph, ends), name, runs) for graph in GRAPHS for runs in cells(rows, graph)]
+        lost = [regret(*race(graph, ends), name, runs, MARGIN) for graph in GRAPHS for runs in cells(rows, graph)]
         if lost:
             lines.append([name, *map(str, ends), f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}"])
     return markdown(["choice by", "one leaves after", "end after epoch", "mean regret", "largest"], lines)
@@ -158,8 +162,9 @@ def partners(rows: list[Row]) -> str:
     for graph in GRAPHS:
         runs = cells(rows, graph)
         ends = [ENDS[0] if len(arms) > 2 else (OF_TWO, OF_TWO) for arms in RACED]
-        ways = [*((arms, *end) for arms, end in zip(RACED, ends, strict=True)), race(graph)]
-        table.append([[regret(*way, BEST_THREE, r) for r in runs] for way in ways])
+        ways = [(arms, *end) for arms, end in zip(RACED, ends, strict=True)]
+        lost = [[regret(*way, BEST_THREE, r) for r in runs] for way in ways]
+        table.append([*lost, [regret(*race(graph), BEST_THREE, r, MARGIN) for r in runs]])
     every = [[x for row in table for x in row[i]] for i in range(len(table[0]))]
     lines = [[graph, *map(_mean, row)] for graph, row in zip(GRAPHS, table, strict=True)]
     lines += [["all runs", *map(_mean, every)], ["largest", *(f"{max(x):.4f}" if x else "–" for x in every)]]

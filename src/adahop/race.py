@@ -5,9 +5,9 @@
 
 How much noise is best differs: where it hurts, uniform draws fall behind by far and at once; where it regularises they
 are ahead by a little, and later, and which number of neighbours is best depends on the graph. So the best two run for
-as long as the cost allows, and the better one is taken however small its lead: a wrong choice between equals costs
-nothing. Counted in epochs and evaluations, never in seconds: the choice is the same on any machine, and a run that was
-stopped chooses as if it had not been.
+as long as the cost allows, and the better one is taken however small its lead, but for the dearer draws of ten: a wrong
+choice between equals costs nothing. Counted in epochs and evaluations, never in seconds: the choice is the same on any
+machine, and a run that was stopped chooses as if it had not been.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ UNIFORM = {
     "uniform 2": 2,
     "uniform 10": 10,
 }  # every layer is drawn evenly, so many of a node, and nothing is remembered
+MARGIN = {"uniform 10": 0.01}  # by which an arm must be ahead: a step costs more, and it may look good early alone
 ENOUGH = 2  # times as many neighbours as an arm draws, where it is not the first: else it takes most of them
 SHARED = 2  # epochs before the arms part
 LEAST = 10  # epochs of a run that has a race
@@ -81,6 +82,11 @@ class Arm:
     def val(self, epochs: int | None = None) -> float:
         """What it is judged by: the mean of the best of its first epochs (all)."""
         return statistics.fmean(sorted(self.scores[:epochs])[-BEST:])
+
+    @property
+    def rank(self) -> float:
+        """What decides between arms."""
+        return self.val() - MARGIN.get(str(self.noise), 0.0)
 
     def ahead_of(self, other: Arm) -> float:
         """After as many epochs as both have run."""
@@ -144,7 +150,7 @@ class Race:
             self.turn = self.left[at]
             self._go_on(run)
             return
-        ranked = sorted(self.left, key=lambda i: self.arms[i].val(), reverse=True)  # of equals, the first
+        ranked = sorted(self.left, key=lambda i: self.arms[i].rank, reverse=True)  # of equals, the first
         if len(ranked) > 2:
             self.arms[ranked[-1]].state = None
             self.left = sorted(ranked[:-1])
@@ -183,8 +189,9 @@ class Race:
 
 
 def _sentence(best: Arm, other: Arm) -> str:
-    """The choice and why: by how much it is ahead of the next best on validation."""
-    lead = f"ahead of {_named(other)} on validation by {best.ahead_of(other):.4f} ± {best.error(other):.4f}"
+    """The choice and why: how it compares with the next best on validation."""
+    ahead, error = best.ahead_of(other), best.error(other)
+    lead = f"{'ahead of' if ahead >= 0 else 'behind'} {_named(other)} on validation by {abs(ahead):.4f} ± {error:.4f}"
     surely = best.noise in UNIFORM and best.beats(other)
     return f"{_named(best)}{': sampling regularises here' if surely else ''}; {lead}"
 

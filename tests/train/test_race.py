@@ -90,6 +90,12 @@ def test_ahead_by_more_than_the_error():
     assert not base.beats(base), "equal is not ahead"
 
 
+def test_ten_draws_must_be_ahead_by_a_margin():
+    ten, none = Arm("uniform 10", [0.81]), Arm(0.0, [0.805])
+    assert ten.val() > none.val() and ten.rank < none.rank
+    assert Arm("uniform 10", [0.82]).rank > none.rank and Arm("uniform 2", [0.806]).rank > none.rank
+
+
 def test_the_mean_of_the_best_epochs_counts():
     assert Arm(0.0, [0.1, 0.9, 0.2, 0.6, 0.3]).val() == pytest.approx(0.6)
     assert Arm(0.0, [0.1, 0.9, 0.2, 0.6, 0.3]).val(2) == pytest.approx(0.5)
