@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +12,7 @@ from adahop import ops
 from adahop.block import Block, SlotLayout, Span
 from adahop.checks import InputError, count, of_kind, one_of
 from adahop.features import (
+    Drop,
     Features,
     Schema,
     TableValues,
@@ -296,20 +296,37 @@ class BlockConv(GCNConv):
         return self.bias
 
 
+class EncodedRows:
+    """h of nodes of several types, encoded once: what typed values and their views by relation share.
+
+    `make` gives the first n rows (None: all, of which there are `total`).
+    """
+
+    def __init__(self, make: Callable[[int | None], Tensor], total: int | None = None):
+        self.make, self.total = make, total
+        self.h: Tensor | None = None
+
+    def __call__(self, n: int | None = None) -> Tensor:
+        if self.h is None and n is not None and n != self.total:
+            return self.make(n)
+        if self.h is None:
+            self.h = self.make(None)
+        return self.h[:n]
+
+
 class TypedValues(Values):
     """Values of nodes of several types for the first layer: encoded only where h itself is read."""
 
     def __init__(self, rows: TypedRows, encode: TypedEncoder, share: float = 0.0):
-        self.typed, self.encode = rows, encode
+        self.encode = encode
+        self.h = EncodedRows(lambda n: encode(rows if n is None else rows[:n], share))
         super().__init__(torch.zeros(rows.n_id.numel(), 0, device=rows.n_id.device), share=share)
 
     def _for_source(self, source: str) -> Values:
         return _OneType(self, self.encode.linear(source))
 
     def raw(self, n: int | None = None) -> Tensor:
-        if n is not None and "h" not in self.cached:
-            return self.encode(self.typed[:n], self.share)
-        return self.once("h", lambda: self.encode(self.typed, self.share))[:n]
+        return self.h(n)
 
 
 class _OneType(Values):
@@ -317,16 +334,16 @@ class _OneType(Values):
 
     def __init__(self, values: TypedValues, linear: nn.Linear | None):
         super().__init__(values.x, linear, values.share)
-        self.values = weakref.proxy(values)  # which keep this view
+        self.h, self.hidden = values.h, values.encode.hidden
 
     def rows(self, n: int | None = None) -> Tensor:
-        return self.values.rows(n)
+        return self.h(n)
 
     def _has_rows(self) -> bool:
         return True
 
     def _width(self) -> int:
-        return self.values.encode.hidden
+        return self.hidden
 
     def summed(self, block: Block, coef: Tensor) -> Tensor:
         return gather(self.rows(), block, coef)
@@ -339,7 +356,8 @@ class TypedTableValues(TableValues):
     def __init__(self, table: Features, block: Block, encode: TypedEncoder, share: float = 0.0):
         super().__init__(table, block.n_id, share=share)
         assert block.layout is not None
-        self.encode, self.spans = encode, block.layout.sources
+        self.encode = encode
+        self.h = EncodedRows(_read_from(table, block.n_id, self.drop, block.layout.sources, encode), len(block.n_id))
 
     def _for_source(self, source: str) -> Values:
         return _OneTypeOfTable(self, self.encode.linear(source))
@@ -348,21 +366,10 @@ class TypedTableValues(TableValues):
         return self.rows(n)
 
     def rows(self, n: int | None = None) -> Tensor:
-        if n is None or n == self.n_id.numel() or self._has_rows():
-            return self.once("rows", lambda: self._read(self.n_id.numel()))[:n]
-        return self._read(n)
+        return self.h(n)
 
-    def _read(self, n: int) -> Tensor:
-        x, out = self.table.rows(self.n_id[:n], self.drop), []
-        for kind, start, stop in self.spans:
-            if start < n:
-                encoder = cast(nn.Linear, self.encode.each[kind])
-                out.append(mapped(x[start : min(stop, n)], self.wide(encoder.weight), encoder.bias))
-        return torch.cat(out)
-
-    def wide(self, weight: Tensor) -> Tensor:
-        """An encoder's weight with zero columns for a table that is wider than the type's features."""
-        return padded_to(self._width(), weight)
+    def _has_rows(self) -> bool:
+        return self.h.h is not None
 
     def joined_each(self, kernels: Sequence[Tensor], sources: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         if self._has_rows():
@@ -375,21 +382,38 @@ class _OneTypeOfTable(TableValues):
 
     def __init__(self, values: TypedTableValues, linear: nn.Linear | None):
         super().__init__(values.table, values.n_id, linear)
-        self.values, self.share, self.drop = weakref.proxy(values), values.share, values.drop
+        self.h, self.share, self.drop = values.h, values.share, values.drop
 
     def rows(self, n: int | None = None) -> Tensor:
-        return self.values.rows(n)
+        return self.h(n)
 
     def _has_rows(self) -> bool:
-        return self.values._has_rows()
+        return self.h.h is not None
 
     def joined(self, kernel: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         w, bias = super().joined(kernel)
-        return (w if w is None or self._has_rows() else self.values.wide(w)), bias
+        return (w if w is None or self._has_rows() else padded_to(self._width(), w)), bias
 
     @torch.no_grad()
     def energies(self, block: Block, coef: Tensor, kernel: Tensor | None = None) -> Tensor:
         return Values(self.rows()).energies(block, coef, kernel)
+
+
+def _read_from(
+    table: Features, n_id: Tensor, drop: Drop, spans: Sequence[Span], encode: TypedEncoder
+) -> Callable[[int | None], Tensor]:
+    """How h of the first nodes is made from a table of all types' features, wider than those of some."""
+
+    def read(n: int | None) -> Tensor:
+        n, width = n_id.numel() if n is None else n, table.value.shape[1]
+        x, out = table.rows(n_id[:n], drop), []
+        for kind, start, stop in spans:
+            if start < n:
+                encoder = cast(nn.Linear, encode.each[kind])
+                out.append(mapped(x[start : min(stop, n)], padded_to(width, encoder.weight), encoder.bias))
+        return torch.cat(out)
+
+    return read
 
 
 class Relations(Sum):
